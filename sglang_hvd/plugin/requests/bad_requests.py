@@ -292,10 +292,15 @@ def _apply_by_row(
     return result, failed
 
 
-def end_request(req: Req, message: str) -> None:
-    """Ends a request that runs after its step: the client gets a 400 with the message."""
+def end_request(
+    req: Req,
+    message: str,
+    status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+    kind: str = "BadRequestError",
+) -> None:
+    """Ends a request that runs after its step: the client gets the status with the message."""
     if not req.finished():
-        req.to_finish = FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequestError")
+        req.to_finish = FINISH_ABORT(message, status, kind)
 
 
 def one_line(error: Exception) -> str:

@@ -15,6 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.plugin.requests.bad_requests import end_request
 from sglang_hvd.plugin.requests.control import RequestControl
 from sglang_hvd.plugin.requests.marks import held_of, leave_figures, mark_held
 from sglang_hvd.plugin.requests.recording import RequestRecorder
@@ -156,12 +158,22 @@ class HeldRequests:
             if cached_lens is not None:
                 for i, (req, num_cached) in enumerate(zip(reqs, cached_lens, strict=True)):
                     if held[i].num_tokens != num_cached + 1:
-                        # Output stays right with drafts from wrong tokens, but few are accepted.
-                        self._figures.count_resync()
-                        held[i] = self._hold(req)
-                        # Under overlap scheduling the Req lacks the latest tokens. They are
-                        # missing from the drafter's text, and num_tokens counts them all the same.
-                        held[i].num_tokens = num_cached + 1
+                        held[i] = self._resynced(req, num_cached + 1)
+        return held
+
+    def _resynced(self, req: Req, num_tokens: int) -> HeldRequest:
+        """The request, started again from the tokens that SGLang has of it.
+
+        num_tokens: tokens that it has in fact. Under overlap scheduling the Req lacks the latest.
+            They are missing from the drafter's text, and counted all the same.
+        """
+        self._figures.count_resync()
+        held = self._hold(req)
+        # Output stays right with drafts from wrong tokens, but not with penalties from wrong ones.
+        if held.output_ids is not None and held.num_tokens != num_tokens:
+            message = "the server lost the latest tokens of this request: send it again"
+            end_request(req, message, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
+        held.num_tokens = num_tokens
         return held
 
     def of_run(self, reqs: Sequence[Req]) -> list[HeldRequest] | None:
