@@ -56,6 +56,19 @@ def test_what_a_step_committed_is_known_in_the_next() -> None:
     assert state["num_accepted_drafts"]["cache"] == 1
 
 
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_a_request_ends_if_its_penalties_lack_tokens(penalty: float) -> None:
+    served = ServedRequests()
+    req = request("a", [1, 2, 3, 4, 1, 2])
+    req.sampling_params.frequency_penalty = penalty
+    served.prefill(req)
+    served.plan([req], [6])
+    served.verify([4, 9, 9], [1])
+    req.output_ids.append(3)  # it lacks what was verified last
+    served.plan([req], [8])
+    assert (req.to_finish is not None) == (penalty > 0)
+
+
 def test_a_count_that_differs_once_is_right_again_from_then_on() -> None:
     served = ServedRequests()
     req = request("a", [1, 2, 3, 4, 1, 2])
