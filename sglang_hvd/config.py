@@ -395,7 +395,10 @@ class HvdConfig(BaseModel):
     @classmethod
     def _reports_cycles_in_figures(cls, value: bool, field: ValidationInfo) -> bool:
         if field.data.get("report_cycles") and not value:
-            raise ValueError("report_cycles needs it: leave one of them out")
+            raise ValueError(
+                "report_cycles, which `sglang-hvd serve` sets, needs it: give "
+                "--hvd-report-cycles false"
+            )
         return value
 
     @field_validator("snapshot_minutes")

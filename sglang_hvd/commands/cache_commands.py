@@ -28,6 +28,7 @@ _PROGRESS_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 # Digits of a namespace's name that a table shows.
 _SHOWN_DIGITS = 12
+_NO_NAME = "(none)"  # of requests without namespace, salt, key and adapter
 
 
 def add_warm(parser: argparse.ArgumentParser) -> None:
@@ -190,16 +191,25 @@ def _namespace_of(options: argparse.Namespace) -> str:
 
 def _erased(options: argparse.Namespace) -> str | None:
     """The namespace to erase; None: all."""
+    named = [options.cache_salt, options.extra_key, options.namespace]
+    if options.all + (options.listed is not None) + any(named) != 1:
+        raise ValueError(
+            "cache erase needs one of --namespace (with --cache-salt and --extra-key), --listed, "
+            "and --all: cache list tells the names"
+        )
     if options.all:
         return None
     if options.listed is None:
         return _namespace_of(options)
+    if options.listed == _NO_NAME:
+        return ""
     found = {
         of_space["name"]
         for contents in _give(options, ListContents())
         for of_space in contents["namespaces"]
         if of_space["name"].startswith(options.listed) and of_space["name"]
     }
+
     if len(found) != 1:
         raise ValueError(f"{len(found)} namespaces are called {options.listed}: see cache list")
     return str(found.pop())
@@ -281,7 +291,7 @@ def _table(contents: dict[str, Any]) -> str:
     for of_space in sorted(contents["namespaces"], key=lambda found: -found["num_tokens"]):
         ages = [_age(contents["now"] - of_space[name]) for name in ("oldest", "newest")]
         lines.append(
-            f"{of_space['name'][:_SHOWN_DIGITS] or '(none)':<{_SHOWN_DIGITS}}  "
+            f"{of_space['name'][:_SHOWN_DIGITS] or _NO_NAME:<{_SHOWN_DIGITS}}  "
             f"{of_space['num_outputs']:>9,}  {of_space['num_tokens']:>11,}  "
             f"{of_space['num_bytes'] / 1e6:>7.1f}  {ages[0]:>8}  {ages[1]:>8}  "
             f"{of_space['num_drafts']:>9,}"

@@ -191,7 +191,9 @@ def test_a_namespace_is_listed_and_erased_by_the_name_of_the_list_or_by_what_req
     assert "0 namespaces are called nothing" in capsys.readouterr().err
     assert server.run("cache", "erase", "--cache-salt", "t") == 0
     assert set(server.tokens()) == {""}
-    assert server.run("cache", "erase") == 0
+    assert server.run("cache", "erase") == 2  # of which namespace is not said
+    assert server.run("cache", "erase", "--all", "--cache-salt", "t") == 2
+    assert server.run("cache", "erase", "--listed", "(none)") == 0
     assert server.tokens() == {}
 
 

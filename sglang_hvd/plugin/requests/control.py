@@ -101,9 +101,10 @@ def check_custom_params(custom_params: object, config: HvdConfig, *, is_own: boo
     control, asked = RequestControl.of(custom_params, config), _asked_of_hvd(custom_params)
     overrides = asked if isinstance(asked, str) else (asked or {}).keys() - {"report_cycles"}
     if overrides and is_own and not config.allow_request_overrides:
+        but = ", except for report_cycles" if config.report_figures else ""
         raise ValueError(
             "custom_params: this server lets no request choose how HVD serves it: leave out "
-            '"hvd", except for report_cycles'
+            f'"hvd"{but}'
         )
     if control.report_cycles and not config.report_figures:
         raise ValueError("custom_params: this server reports no figures: leave out report_cycles")
