@@ -131,7 +131,8 @@ class NodeSampler:
         if info.logit_bias is not None:
             rows = [row for row, held in enumerate(plan.held) if held.kind.has_logit_bias]
             at = to_device(np.array(rows, np.int64), batch.device)
-            logits.view(n, w, -1).index_add_(0, at, info.logit_bias[at, None].expand(-1, w, -1))
+            bias = info.logit_bias[at, None].expand(-1, w, -1).to(logits.dtype)
+            logits.view(n, w, -1).index_add_(0, at, bias)
         candidates = verify_input.draft_token.reshape(n, w)
         if info.has_custom_logit_processor:
             outputs = [held.output_ids for held in plan.held]
