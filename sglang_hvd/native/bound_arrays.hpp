@@ -37,8 +37,9 @@ inline void require(bool is_true, const char* message) {
 template <typename T, int kDims, std::size_t kLength>
 Output<T, kDims> array_of(nanobind::handle batch, const char (&name)[kLength], std::size_t num_rows,
                           std::size_t num_columns = 0) {
+    const nanobind::object value = batch.attr(name);  // may raise, which try_cast may not
     Output<T, kDims> array;
-    if (!nanobind::try_cast(batch.attr(name), array, false))
+    if (!nanobind::try_cast(value, array, false))
         throw nanobind::type_error((std::string(name) + " has another dtype, layout or number of dimensions").c_str());
     require(array.shape(0) >= num_rows,
             "the arrays do not fit: the batch has fewer rows than there are requests, make a larger one");

@@ -116,5 +116,5 @@ def test_a_server_can_forbid_overrides() -> None:
 def test_a_server_that_hides_figures_reports_no_cycles() -> None:
     with pytest.raises(ValueError, match="reports no figures"):
         check_custom_params({"hvd": {"report_cycles": True}}, HvdConfig(report_figures=False))
-    with pytest.raises(ValueError, match="report_cycles, which .* needs it"):
+    with pytest.raises(ValueError, match=r"report_cycles, which .* needs it"):
         HvdConfig(report_figures=False, report_cycles=True)

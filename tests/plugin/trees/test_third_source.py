@@ -35,6 +35,7 @@ from sglang_hvd.types import (
     DraftSource,
     SourceTable,
 )
+from tests.allocation.fixed_drafts import of_model_only
 from tests.payoff.made_up import constant_survival
 from tests.plugin.trees.made_up_tries import Tree, eagle_trees_of, tries
 
@@ -157,7 +158,7 @@ def test_a_request_of_the_model_drafter_alone_has_no_other_drafts() -> None:
     given.model_probs[:, 2], given.model_probs_if_right[:, 2] = 1, 1  # the heads are always right
     built, slots = made(costs(0.0, 0.5), [MODEL, HEADS], 2), np.arange(2, dtype=np.int32)
     assert built.allocate(slots, given).drafter == 1
-    found = built.allocate(slots, given, np.array([True, False]))
+    found = built.allocate(slots, given, of_model_only(np.array([True, False]), MODEL.sizes[-1]))
     assert (found.drafter, found.num_steps) == (0, MODEL.num_steps[-1])
     assert (found.num_host[0], found.num_model[0]) == (0, MODEL.sizes[-1])
 
