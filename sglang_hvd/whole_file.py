@@ -67,7 +67,7 @@ def replacing(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what is left of this file's writers that were killed. Nobody may be writing it."""
+    """Removes the parts that killed writers of this file left. Nobody may be writing it."""
     place = path.resolve()
     with suppress(OSError):  # there is no such folder, or it is read-only
         for folder in place.parent.iterdir():

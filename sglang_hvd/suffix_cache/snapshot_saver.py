@@ -105,7 +105,7 @@ class SnapshotSaver:
             write_snapshot(path, counted(), fingerprint=self._fingerprint)
         except ValueError as error:
             fault = str(error)
-        except Exception as error:  # the thread goes on, and whoever asked is told
+        except Exception as error:  # the thread goes on, and the caller is told
             logger.exception("HVD: snapshot %s", path)
             fault = f"{path}: {type(error).__name__}: {error}"
         else:

@@ -433,7 +433,7 @@ def test_requests_without_a_limit_end_where_those_of_plain_serving_end(
         *("--speculative-algorithm", "EAGLE3", *context),
         *("--speculative-draft-model-path", str(models.drafter), *drafting),
     )
-    # It accepts limits up to the room that it reserves. Without one it fails likewise.
+    # It accepts limits up to the room that it reserves. Without one it fails, too.
     for prompt in inputs:
         longest = 512 - num_reserved - len(prompt)
         asked = {"max_new_tokens": longest, "ignore_eos": True}

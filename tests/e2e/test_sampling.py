@@ -33,7 +33,7 @@ MIN_OUTCOMES = 6
 
 # Outputs in which what a parameter does depends on the tokens of the output itself.
 NUM_PENALISED_TOKENS = 6
-# The least chance of detecting that the parameter is not heeded: the control.
+# The least chance of detecting that the parameter has no effect: the control.
 MIN_POWER = 0.999
 
 SAMPLING = [
@@ -324,4 +324,4 @@ def _telling_prompt(
                 and power(expected, control, NUM_SAMPLES) >= MIN_POWER
             ):
                 return cut, expected, control
-    raise AssertionError(f"no prompt tells whether {changes} are heeded")
+    raise AssertionError(f"no prompt tells whether {changes} have an effect")

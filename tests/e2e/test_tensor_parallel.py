@@ -40,7 +40,7 @@ def test_two_ranks_generate_what_plain_serving_does(
         server.flush_cache()
         answers = server.generate_all(asked, concurrency=concurrency, max_new_tokens=48)
         assert [answer["output_ids"] for answer in answers] == expected
-    # Requests that sample, whose tokens one rank decides for both, beside those that do not.
+    # Requests that sample, whose tokens one rank decides for both, among those that do not.
     mixed = list(zip(asked, MIXED, strict=True))
     expected_of = [plain.generate(prompt, max_new_tokens=48, **params) for prompt, params in mixed]
     with ThreadPoolExecutor(len(mixed)) as pool:

@@ -221,7 +221,7 @@ def test_a_saver_that_is_killed_leaves_the_old_snapshot(saved: Path) -> None:
     process.kill()
     process.communicate()
     assert saved.read_bytes() == content
-    # The next server removes what is left.
+    # The next server removes the rest.
     assert len(os.listdir(saved.parent)) == 2
     (saved.parent / ".cache.notes").mkdir()
     remove_leftovers(saved)

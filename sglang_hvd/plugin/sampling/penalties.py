@@ -147,7 +147,7 @@ def _where_present(
     """float32[k, w, v]: a request's value at the tokens that its output or the path has."""
     present = values.new_full((len(values), vocab_size), neutral)
     if output.token_ids.shape[1]:
-        # An empty output beside longer ones has no token, and token 0 in the place of one.
+        # An empty output among longer ones has no token. Token 0 stands in its place.
         is_empty = ~output.is_token[:, :1]
         present.scatter_(
             1,

@@ -26,7 +26,7 @@ def token_strings() -> Iterator[str]:
     """What each token adds to a text, in the order of their ids.
 
     Loads the tokenizer when the first one is read, also under --skip-tokenizer-init: the predictor
-    needs the classes of tokens, whoever tokenizes the text.
+    needs the classes of tokens, also where a client tokenizes the text.
     """
     tokenizer = _tokenizer()
     yield from texts_of_tokens(tokenizer.batch_decode, len(tokenizer))
