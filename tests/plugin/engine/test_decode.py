@@ -68,9 +68,12 @@ def decode(
     worker: Any = HvdWorker.__new__(HvdWorker)
     worker.device = "cpu"
     launched: Any = Part("launched", calls, num_plain_with=1)
-    held: Any = Part("held", calls, of_step=[SimpleNamespace(key=7, num_tokens=11, cycles=None)])
+    kind = SimpleNamespace(penalties=None)
+    request = SimpleNamespace(key=7, num_tokens=11, cycles=None, kind=kind)
+    held: Any = Part("held", calls, of_step=[request])
     drafter: Any = Part("drafter", calls, plan=DraftPlans.plain(1))
     worker._launched = launched
+    worker._node_sampler = SimpleNamespace(sample=lambda *_: None)
     worker._planner = StepPlanner(drafter, held, launched, VerifyWidths((1, 4), 4))
     worker._draft_extend = draft_extend
     worker._stub_skipped_draft_extend = lambda *_: calls.append("stub_skipped_draft_extend")

@@ -10,10 +10,12 @@ import pytest
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
+from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.hooks import proposed_drafts
 from sglang_hvd.plugin.hooks.proposed_drafts import count_of_report, count_of_request
 
-HVD, ANOTHER = SimpleNamespace(_hvd_launch="a launch"), SimpleNamespace()
+HVD, ANOTHER = SimpleNamespace(_hvd_launch=SimpleNamespace(config=HvdConfig())), SimpleNamespace()
+HIDING = SimpleNamespace(_hvd_launch=SimpleNamespace(config=HvdConfig(report_figures=False)))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,9 @@ def test_a_request_has_the_rate_of_what_it_proposed(
         **{"spec_verify_ct": 10, "spec_num_correct_drafts": num_correct},
         **{"spec_num_proposed_drafts": num_proposed, "spec_accept_rate": rate},
     }
+    hidden = {**of_sglang, "completion_tokens": 5}
+    count_of_request(None, SimpleNamespace(server_args=HIDING), hidden, received, 1)
+    assert hidden == {"completion_tokens": 5}
     ended_at_prefill: dict[str, Any] = {}
     count_of_request(None, SimpleNamespace(server_args=HVD), ended_at_prefill, received, 1)
     assert ended_at_prefill == {}
