@@ -91,6 +91,7 @@ def decode(
     batch: Any = SimpleNamespace(
         reqs=["a request"],
         has_grammar=False,
+        return_hidden_states=False,
         seq_lens=torch.tensor([10]),
         seq_lens_cpu=None,
         seq_lens_sum=None,
