@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hvd.demo.modes import HVD_MODES, MODEL_TREE_FLAGS
+from sglang_hvd.demo.modes import HVD_MODES, MODEL_TREE_FLAGS, PAPER_MODES
 from tests.e2e.answers import ask_all, differences
 from tests.e2e.conftest import CHAIN, Server, StartServer, mixing, request_body
 from tests.e2e.request_kinds import (
@@ -93,6 +93,7 @@ CASES = [
     )
     for name, drafting in (("tree", MODEL_TREE_FLAGS), ("chain", CHAIN))
     for policy in HVD_MODES
+    if policy not in PAPER_MODES
 ]
 
 
