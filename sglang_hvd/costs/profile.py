@@ -19,7 +19,7 @@ def costs_of_times(
     contexts: tuple[int, int],
     about: str,
 ) -> StepCosts:
-    """The table of these times in milliseconds, each taken in several rounds.
+    """The table of these times in milliseconds, each measured in several rounds.
 
     The shortest time counts, since anything else that runs on the machine makes times longer only.
 

@@ -91,7 +91,7 @@ def test_texts_to_warm_a_cache_with_are_outputs_or_with_their_prompts(tmp_path: 
         ):
             writer.write(one)
     assert [text.tolist() for text, _ in read_texts(path)] == [[1], [2]]
-    # A later turn does not repeat its session, but for what a match needs.
+    # A later turn repeats of its session only what a match needs.
     whole = [text.tolist() for text, _ in read_texts(path, with_prompts=True)]
     assert whole == [[*first, 1], [*first[-31:], 1, 7, 2]]
 

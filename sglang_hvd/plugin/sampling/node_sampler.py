@@ -1,9 +1,9 @@
 """Samples a token at every node of a verification as plain serving would after the node's text, and
 accepts the path whose tokens were sampled.
 
-The accepted tokens are so a sample of the target model, whatever was drafted: a draft only decides
+So the accepted tokens are a sample of the target model, whatever was drafted: a draft only decides
 which of them are sampled in one step. With a seed SGLang samples a token as a function of the seed,
-the position and the logits, so that the same holds token for token.
+the position and the logits. Then a reply is that of plain serving, token for token.
 
 SGLang's EAGLE3 draws a coin for each draft token instead. It accepts as often, but knows neither
 min_p nor seeds nor custom logit processors, and applies the penalties of the root to all nodes.
@@ -255,7 +255,7 @@ def _repeated(info: SamplingBatchInfo, rows: torch.Tensor | None, w: int) -> Sam
         top_ks=repeat(info.top_ks),
         min_ps=repeat(info.min_ps),
         sampling_seed=repeat(info.sampling_seed),
-        # All that follows is done by now, or is not asked of a verification.
+        # The rest is done by now, or no verification is asked for it.
         has_custom_logit_processor=False,
         grammars=None,
         sampling_mask_batch_indices=None,
