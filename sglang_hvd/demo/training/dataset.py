@@ -16,12 +16,12 @@ from sglang_hvd.demo.training.demo_tokenizer import END_ID, PAD_ID, START_ID
 _NUM_TOKENS_AT_ONCE = 500_000  # of which batches are made; each such part draws from its own seed
 
 _SESSION_TOKENS: Mapping[Family, int] = MappingProxyType(  # on average
-    {"editing": 567, "tool_calls": 333, "sql": 219, "code": 300, "qa": 238, "chat": 139}
+    {"editing": 648, "tool_calls": 333, "sql": 215, "code": 300, "qa": 238, "chat": 139}
 )
 
 # Shares of all tokens.
 EVEN: Mapping[Family, float] = MappingProxyType(
-    {"editing": 0.4, "tool_calls": 0.16, "sql": 0.1, "code": 0.16, "qa": 0.08, "chat": 0.1}
+    {"editing": 0.45, "tool_calls": 0.12, "sql": 0.15, "code": 0.14, "qa": 0.06, "chat": 0.08}
 )
 MOSTLY_HARD: Mapping[Family, float] = MappingProxyType(
     {"editing": 0.55, "tool_calls": 0.05, "sql": 0.25, "code": 0.05, "qa": 0.05, "chat": 0.05}
