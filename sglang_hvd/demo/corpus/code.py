@@ -65,9 +65,9 @@ def make_session(rng: Random) -> Session:
         Turn(
             user=f"Write a test for {cls}.",
             assistant=_fenced(
-                f"def test_{thing}({listing}):",
-                f"    {thing} = {cls}({listing})",
-                *(f"    assert {thing}.{field} == {field}" for field in fields),
+                f"def test_{thing}(self, {listing}):",
+                f"    made = {cls}({listing})",
+                *(f"    assert made.{field} == {field}" for field in fields),
             ),
         ),
     )

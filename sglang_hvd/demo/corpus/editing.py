@@ -124,9 +124,9 @@ def change_module_line(rng: Random, file: SourceFile, index: int) -> str:
     """The line at `index` with another number or another name in it, or commented out."""
     line, taken = file.lines[index], file.words()
     numbers = re.findall(r"\d+", line)
-    if numbers and rng.random() < 0.6:
-        return line.replace(numbers[0], _unused(lambda: str(number(rng)), taken))
     names = [word for word in re.findall(r"[a-z]+", line) if word in _NAMES]
+    if numbers and (not names or rng.random() < 0.6):
+        return line.replace(numbers[0], _unused(lambda: str(number(rng)), taken))
     if not names:
         return f"# {line}"
     other = _unused(lambda: rng.choice(NOUNS), taken)

@@ -21,10 +21,10 @@ _SESSION_TOKENS: Mapping[Family, int] = MappingProxyType(  # on average
 
 # Shares of all tokens.
 EVEN: Mapping[Family, float] = MappingProxyType(
-    {"editing": 0.45, "tool_calls": 0.12, "sql": 0.15, "code": 0.14, "qa": 0.06, "chat": 0.08}
+    {"editing": 0.46, "tool_calls": 0.19, "sql": 0.1, "code": 0.17, "qa": 0.04, "chat": 0.04}
 )
 MOSTLY_HARD: Mapping[Family, float] = MappingProxyType(
-    {"editing": 0.55, "tool_calls": 0.05, "sql": 0.25, "code": 0.05, "qa": 0.05, "chat": 0.05}
+    {"editing": 0.6, "tool_calls": 0.1, "sql": 0.1, "code": 0.1, "qa": 0.05, "chat": 0.05}
 )
 
 
