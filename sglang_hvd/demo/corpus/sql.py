@@ -46,20 +46,17 @@ def make_session(rng: Random) -> Session:
     query = _Query(tuple(shown), table, condition)
     ask = f"This is the schema:\n{schema}\nShow {_listing(shown)} of every {table} where {wish}."
     turns = [Turn(user=ask, assistant=query.fenced())]
-    for change in rng.sample(("order", "limit", "condition", "columns"), rng.randint(2, 3)):
+    for change in rng.sample(("order", "limit", "condition"), rng.randint(2, 3)):
         if change == "order":
             query = replace(query, order=rng.choice(names))
             ask = f"Sort the rows by {query.order}."
         elif change == "limit":
             query = replace(query, limit=number(rng))
             ask = f"Show only {query.limit} rows."
-        elif change == "condition":
+        else:
             condition, wish = _condition(rng, rng.choice(names))
             query = replace(query, condition=condition)
             ask = f"Now where {wish}."
-        else:
-            query = replace(query, columns=tuple(rng.sample(names, rng.randint(2, 3))))
-            ask = f"Now show {_listing(query.columns)}."
         turns.append(Turn(user=ask, assistant=query.fenced()))
     return Session(family="sql", turns=tuple(turns))
 
