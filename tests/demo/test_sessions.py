@@ -33,12 +33,30 @@ def fenced_lines(text: str) -> list[str]:
     return lines[fences[0] + 1 : fences[1]]
 
 
+def lines_by_number(text: str) -> dict[int, str]:
+    """The lines `number|text` of a text. Three dots at a line's end are not part of it."""
+    numbered = re.findall(r"^(\d+)\|(.*)$", text, re.MULTILINE)
+    return {int(number): line.removesuffix("...").rstrip() for number, line in numbered}
+
+
 def test_an_edit_puts_the_wanted_lines_into_the_file_and_leaves_the_others() -> None:
     for session in demo_sessions("editing", count=60, seed=1):
-        file = fenced_lines(session.turns[0].user)
+        file = lines_by_number("\n".join(fenced_lines(session.turns[0].user)))
         for turn in session.turns:
-            wanted = re.split(r"\nChange lines? .* of .*:\n", f"\n{turn.user}")[1]
-            for line in wanted.split("\n"):
-                number = line.split("|")[0]
-                file = [line if old.split("|")[0] == number else old for old in file]
-            assert fenced_lines(turn.assistant) == file
+            asked, shown = re.split(r"\nChange (.* of .*):\n", f"\n{turn.user}")[1:]
+            said = lines_by_number(shown)
+            changed = {int(number) for number in re.findall(r"\d+", asked.split(" of ")[0])}
+            near = {number + step for number in changed for step in (-1, 0, 1)}
+            assert set(said) == near & set(file)
+            assert {number for number in said if said[number] != file[number]} == changed
+            file |= said
+            assert lines_by_number("\n".join(fenced_lines(turn.assistant))) == file
+
+
+def test_equal_words_in_a_file_are_followed_by_equal_words() -> None:
+    """No copier that looks at a few words can take one line of a file for another."""
+    for session in demo_sessions("editing", count=60, seed=2):
+        after: dict[tuple[str, ...], str] = {}
+        words = re.findall(r"\w+|\S", "\n".join(fenced_lines(session.turns[0].user)))
+        for *before, word in zip(words, words[1:], words[2:], words[3:], words[4:], strict=False):
+            assert after.setdefault(tuple(before), word) == word

@@ -49,8 +49,13 @@ def make_session(rng: Random) -> Session:
             ),
         ),
         Turn(
-            user=f"Write getters for {cls}.",
-            assistant=_fenced(*(f'get_{field} = attrgetter("{field}")' for field in fields)),
+            user=f"Write a getter for {cls}.",
+            assistant=_fenced(
+                f"def get_{thing}({thing}, name):",
+                f"    if name not in ({quoted}):",
+                "        raise AttributeError(name)",
+                f"    return getattr({thing}, name)",
+            ),
         ),
         Turn(
             user=f"Write a function that checks a {cls}.",
@@ -65,9 +70,9 @@ def make_session(rng: Random) -> Session:
         Turn(
             user=f"Write a test for {cls}.",
             assistant=_fenced(
-                f"def test_{thing}({listing}):",
-                f"    {thing} = {cls}({listing})",
-                *(f"    assert {thing}.{field} == {field}" for field in fields),
+                f"def test_{thing}(self, {listing}):",
+                f"    made = {cls}({listing})",
+                *(f"    assert made.{field} == {field}" for field in fields),
             ),
         ),
     )

@@ -1,5 +1,6 @@
 """SQL over a schema in the prompt; follow-up questions change the last query."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -42,27 +43,26 @@ def make_session(rng: Random) -> Session:
     names = columns[table]
     shown = rng.sample(names, rng.randint(2, 3))
     condition, wish = _condition(rng, rng.choice(names))
-    listing = " and ".join((", ".join(shown[:-1]), shown[-1]))
     query = _Query(tuple(shown), table, condition)
-    ask = f"This is the schema:\n{schema}\nShow {listing} of every {table} where {wish}."
+    ask = f"This is the schema:\n{schema}\nShow {_listing(shown)} of every {table} where {wish}."
     turns = [Turn(user=ask, assistant=query.fenced())]
-    for change in rng.sample(("order", "limit", "condition", "table"), rng.randint(2, 3)):
+    for change in rng.sample(("order", "limit", "condition"), rng.randint(2, 3)):
         if change == "order":
             query = replace(query, order=rng.choice(names))
             ask = f"Sort the rows by {query.order}."
         elif change == "limit":
             query = replace(query, limit=number(rng))
             ask = f"Show only {query.limit} rows."
-        elif change == "condition":
+        else:
             condition, wish = _condition(rng, rng.choice(names))
             query = replace(query, condition=condition)
             ask = f"Now where {wish}."
-        else:
-            column = rng.choice([name for name in names if name not in query.columns])
-            query = replace(query, columns=(*query.columns, column))
-            ask = f"Also show {column}."
         turns.append(Turn(user=ask, assistant=query.fenced()))
     return Session(family="sql", turns=tuple(turns))
+
+
+def _listing(names: Sequence[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1]))
 
 
 def _create_table(table: str, columns: list[str]) -> str:

@@ -55,22 +55,6 @@ def identifier(rng: Random) -> str:
     return f"{rng.choice(NOUNS)}_{rng.choice(ASPECTS)}"
 
 
-def new_identifier(rng: Random, taken: list[str]) -> str:
-    """A name that neither begins one of `taken` nor begins with one."""
-    while True:
-        name = identifier(rng)
-        if not any(name.startswith(other) or other.startswith(name) for other in taken):
-            return name
-
-
-def identifiers(rng: Random, count: int) -> list[str]:
-    """`count` names, none of them the beginning of another."""
-    names: list[str] = []
-    for _ in range(count):
-        names.append(new_identifier(rng, names))
-    return names
-
-
 def number(rng: Random) -> int:
     """A number of two or three digits."""
     return rng.randrange(10, 100) if rng.random() < 0.6 else 10 * rng.randrange(10, 100)

@@ -16,15 +16,15 @@ from sglang_hvd.demo.training.demo_tokenizer import END_ID, PAD_ID, START_ID
 _NUM_TOKENS_AT_ONCE = 500_000  # of which batches are made; each such part draws from its own seed
 
 _SESSION_TOKENS: Mapping[Family, int] = MappingProxyType(  # on average
-    {"editing": 567, "tool_calls": 333, "sql": 219, "code": 300, "qa": 238, "chat": 139}
+    {"editing": 633, "tool_calls": 339, "sql": 220, "code": 289, "qa": 240, "chat": 140}
 )
 
 # Shares of all tokens.
 EVEN: Mapping[Family, float] = MappingProxyType(
-    {"editing": 0.4, "tool_calls": 0.16, "sql": 0.1, "code": 0.16, "qa": 0.08, "chat": 0.1}
+    {"editing": 0.46, "tool_calls": 0.17, "sql": 0.1, "code": 0.16, "qa": 0.05, "chat": 0.06}
 )
 MOSTLY_HARD: Mapping[Family, float] = MappingProxyType(
-    {"editing": 0.55, "tool_calls": 0.05, "sql": 0.25, "code": 0.05, "qa": 0.05, "chat": 0.05}
+    {"editing": 0.45, "tool_calls": 0.1, "sql": 0.1, "code": 0.18, "qa": 0.05, "chat": 0.12}
 )
 
 

@@ -71,7 +71,7 @@ class Recipe:
 # to copy, with which training begins.
 RECIPES = MappingProxyType(
     {
-        "llama": Recipe(_SHARED | _LLAMA, 7_000_000, 700_000, 500_000, 20_000, 300_000),
+        "llama": Recipe(_SHARED | _LLAMA, 5_500_000, 700_000, 500_000, 20_000, 300_000),
         "qwen3": Recipe(_SHARED | _QWEN3, 100_000, 10_000, 40_000, 5_000, 20_000),
     }
 )
