@@ -15,25 +15,11 @@ from matplotlib.ticker import MaxNLocator
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.replay.core.recordings import MEAN
 from sglang_hvd.replay.report.analysis import RECALLS, Analysis, Calibration
-from sglang_hvd.replay.report.findings import (
-    ORIGINS,
-    PREDICTORS,
-    VERIFIED,
-    Finding,
-    share,
-    tokens,
-)
-from sglang_hvd.replay.report.frames import (
-    STYLE,
-    name_points,
-    percent,
-    row_plot,
-    shades,
-    stack,
-    xy_plot,
-)
+from sglang_hvd.replay.report.findings import ORIGINS, PREDICTORS, VERIFIED, Finding
 from sglang_hvd.replay.report.importance import Drop
-from sglang_hvd.replay.report.svg import colour, inline_svg, titled
+from sglang_hvd.view.frames import STYLE, name_points, percent, row_plot, shades, stack, xy_plot
+from sglang_hvd.view.pages import share, tokens
+from sglang_hvd.view.svg import colour, inline_svg, titled
 
 _MARKERS = "os^Dvp*X"
 _DASHES: tuple[Any, ...] = (

@@ -12,9 +12,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from sglang_hvd.replay.report.findings import share
-from sglang_hvd.replay.report.svg import colour, titled
-from sglang_hvd.view.pages import plain
+from sglang_hvd.view.pages import plain, share
+from sglang_hvd.view.svg import colour, titled
 
 # Units of the SVG, which scales with its place on the page; matplotlib calls them points.
 _WIDTH, _HEIGHT, _ROW_HEIGHT, _LEGEND_HEIGHT = 440, 280, 42, 19

@@ -1,0 +1,271 @@
+"""Figures of a result: medians over its rounds, with their spread (paper, appendix A)."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sglang_hvd.paper.results import Measurement, Result, Template
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure of a run.
+
+    value: median over the rounds. low, high: the lowest and the highest round.
+    note: what it lacks; empty if it is whole.
+    """
+
+    value: float
+    low: float
+    high: float
+    num_rounds: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A figure that the run does not have."""
+
+    why: str
+
+
+Cell = Measured | Missing
+
+# A figure that the mode or the data cannot have, such as accepted drafts without drafts.
+NONE = Missing("\u2013")
+NOT_RUN = Missing("not run")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How requests were sent. By default as in the paper's tables: one at a time.
+
+    rate: requests that arrive per second; None in a closed loop.
+    """
+
+    template: Template = "official"
+    concurrency: int = 1
+    rate: float | None = None
+
+
+ALONE = Load()
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Counts of one mode in one round, over several data sets."""
+
+    num_tokens: int
+    seconds: float
+    num_cycles: int
+    num_accepted: int
+    cycles: Mapping[str, int]
+
+    @classmethod
+    def of(cls, parts: Sequence[Measurement]) -> "Total":
+        cycles: Counter[str] = Counter()
+        for part in parts:
+            cycles.update(part.cycles)
+        return cls(
+            sum(part.num_tokens for part in parts),
+            sum(part.seconds for part in parts),
+            sum(part.num_cycles for part in parts),
+            sum(part.num_accepted for part in parts),
+            cycles,
+        )
+
+    @property
+    def throughput(self) -> float:
+        """Tokens per second."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def cycles_per_1k(self) -> float:
+        """Cycles per 1000 tokens."""
+        return 1000 * self.num_cycles / self.num_tokens
+
+    @property
+    def cycle_ms(self) -> float | None:
+        return 1000 * self.seconds / self.num_cycles if self.num_cycles else None
+
+    @property
+    def mean_accepted(self) -> float | None:
+        """Draft tokens that a cycle accepts on average, cycles without a draft included.
+
+        Appendix G says "over verified draft cycles", but the paper's tables agree with its own
+        cycles per 1000 tokens only over all of them: 1000 / 397.8 - 1 is the 1.51 of its row
+        Suffix, where 97.6 % of the cycles verify a draft.
+        """
+        has_drafts = any(self.cycles.get(source) for source in ("cache", "model", "both"))
+        return self.num_accepted / self.num_cycles if has_drafts else None
+
+    def share(self, source: str) -> float | None:
+        """Share of the cycles that verify a draft of this source alone; of `both`, of both."""
+        has_drafts = any(self.cycles.get(source) for source in ("cache", "model", "both"))
+        return self.cycles.get(source, 0) / self.num_cycles if has_drafts else None
+
+
+class Rounds:
+    """The measurements of a result, by what they measured and by round.
+
+    A measurement that an error ended early is not among them: its prompts are not those of the
+    others.
+    """
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+        self._of: dict[tuple[str, str, Load], dict[int, Measurement]] = {}
+        self._broken: set[tuple[str, str, Load]] = set()
+        for one in result.measurements:
+            key = one.mode, one.data_set, Load(one.template, one.concurrency, one.rate)
+            if one.error is not None or not one.num_tokens or one.seconds <= 0:
+                self._broken.add(key)
+            else:
+                self._of.setdefault(key, {})[one.round] = one
+
+    def of(self, mode: str, data_set: str, load: Load = ALONE) -> dict[int, Measurement] | Missing:
+        """The measurements by round, or why there are none."""
+        key = mode, data_set, load
+        if found := self._of.get(key):
+            return found
+        if key in self._broken:
+            return Missing("broke off")
+        known = next((one for one in self.result.modes if one.name == mode), None)
+        if known is not None and known.why_not is not None:
+            return Missing("cannot be served")
+        return NOT_RUN if self.result.is_complete or known is None else Missing("not yet run")
+
+    def loads(self) -> list[Load]:
+        """All that were measured, in the order of the file."""
+        return list(dict.fromkeys(load for _, _, load in self._of))
+
+    def data_sets(self, modes: Iterable[str], load: Load = ALONE) -> list[str]:
+        """The data sets that all of the modes have, modes without any left out."""
+        known = [one.name for one in self.result.data_sets]
+        of_modes = [
+            {name for name in known if not isinstance(self.of(mode, name, load), Missing)}
+            for mode in modes
+        ]
+        shared = set.intersection(*(some for some in of_modes if some)) if any(of_modes) else set()
+        return [name for name in known if name in shared]
+
+    def totals(
+        self, mode: str, data_sets: Sequence[str], load: Load = ALONE
+    ) -> dict[int, Total] | Missing:
+        """Counts over the data sets, of each round that all of them have."""
+        parts = []
+        for name in data_sets:
+            found = self.of(mode, name, load)
+            if isinstance(found, Missing):
+                return found
+            parts.append(found)
+        if not parts:
+            return NOT_RUN
+        return {
+            number: Total.of([part[number] for part in parts]) for number in _common_rounds(parts)
+        } or Missing("no whole round")
+
+    def speedup(self, mode: str, base: str, data_set: str, load: Load = ALONE) -> Cell:
+        """Throughput over that of another mode on the same prompts."""
+        found = self._ratios(mode, base, data_set, load)
+        return found if isinstance(found, Missing) else over_rounds(found)
+
+    def mean_speedup(
+        self,
+        mode: str,
+        base: str,
+        data_sets: Sequence[str],
+        load: Load = ALONE,
+        *,
+        is_geometric: bool = True,
+    ) -> Cell:
+        """Mean speedup over the data sets that have both modes."""
+        found = [self._ratios(mode, base, name, load) for name in data_sets]
+        ratios = [one for one in found if not isinstance(one, Missing)]
+        if not ratios:
+            return next((one for one in found if isinstance(one, Missing)), NOT_RUN)
+        mean = statistics.geometric_mean if is_geometric else statistics.fmean
+        means = {number: mean([one[number] for one in ratios]) for number in _common_rounds(ratios)}
+        if not means:
+            return Missing("no whole round")
+        note = "" if len(ratios) == len(found) else f"{len(ratios)} of {len(found)}"
+        return over_rounds(means, note)
+
+    def noise(self, data_sets: Sequence[str], load: Load = ALONE) -> Cell:
+        """See `noise_of`. Of several data sets, it is that of the mean of their speedups."""
+        logs = []
+        found: Cell = NOT_RUN
+        for wanted in data_sets:
+            of_modes = [
+                [one.num_tokens / one.seconds for one in rounds.values()]
+                for (_, name, at), rounds in self._of.items()
+                if (name, at) == (wanted, load)
+            ]
+            found = noise_of(of_modes) if of_modes else NOT_RUN
+            if isinstance(found, Missing):
+                return found
+            logs.append(math.log1p(found.value))
+        if isinstance(found, Missing):
+            return found
+        share = math.expm1(math.hypot(*logs) / len(logs))
+        return Measured(share, share, share, found.num_rounds)
+
+    def _ratios(
+        self, mode: str, base: str, data_set: str, load: Load
+    ) -> dict[int, float] | Missing:
+        mine, theirs = (self.of(one, data_set, load) for one in (mode, base))
+        if isinstance(mine, Missing):
+            return mine
+        if isinstance(theirs, Missing):
+            return theirs
+        # Rounds are interleaved, so that a machine that slows down meets both modes.
+        rounds = _common_rounds([mine, theirs])
+        if any(mine[number].num_requests != theirs[number].num_requests for number in rounds):
+            return Missing("other prompts")
+        return {
+            number: Total.of([mine[number]]).throughput / Total.of([theirs[number]]).throughput
+            for number in rounds
+        } or Missing("no common round")
+
+
+def over_rounds(values: Mapping[int, float], note: str = "") -> Measured:
+    found = values.values()
+    return Measured(statistics.median(found), min(found), max(found), len(found), note)
+
+
+def noise_of(throughputs: Sequence[Sequence[float]]) -> Cell:
+    """How far a speedup can be from 1 by chance, as a share.
+
+    A mode that is measured twice, each time in as many rounds, is faster or slower than itself by
+    more than this in one case of twenty. The deviation of a round is that of log throughputs from
+    the means of their modes.
+
+    throughputs: of each mode, one for each round.
+    """
+    logs = [[math.log(one) for one in rounds] for rounds in throughputs]
+    freedom = sum(len(rounds) - 1 for rounds in logs)
+    if not freedom:
+        return Missing("one round")
+    squares = sum(statistics.variance(rounds) * (len(rounds) - 1) for rounds in logs if rounds[1:])
+    num_rounds = min(len(rounds) for rounds in logs if rounds[1:])
+    # Deviations of the median of so many rounds, and of the difference of two such medians.
+    of_median = math.sqrt(squares / freedom * math.pi / (2 * num_rounds))
+    share = math.expm1(_student_95(freedom) * math.sqrt(2) * of_median)
+    return Measured(share, share, share, num_rounds)
+
+
+def _student_95(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, by Cornish and Fisher's expansion of the normal one."""
+    z = statistics.NormalDist().inv_cdf(0.975)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
+
+
+def _common_rounds(parts: Sequence[Mapping[int, object]]) -> list[int]:
+    return sorted(set.intersection(*(set(part) for part in parts)))
