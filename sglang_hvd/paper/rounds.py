@@ -33,8 +33,6 @@ class Missing:
 
 Cell = Measured | Missing
 
-# A figure that the mode or the data cannot have, such as accepted drafts without drafts.
-NONE = Missing("\u2013")
 NOT_RUN = Missing("not run")
 
 
