@@ -1,0 +1,103 @@
+"""What is asked of the servers, and the target's own replies as recordings."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.serving.client import Answer, Conversation, conversation_of
+from benchmarks.workloads.prompts import Prompt
+from sglang_hvd.paper.results import Template
+from sglang_hvd.replay.core.recordings import TraceTokenizer
+from sglang_hvd.traces.chat_templates import ChatTemplate
+from sglang_hvd.traces.reader import read_traces
+from sglang_hvd.traces.trace import Trace
+from sglang_hvd.traces.writer import TraceWriter
+
+TokensOfTurn = Mapping[tuple[str, int], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Makes requests of prompts: token ids, so that recordings have exactly what was sent.
+
+    folder: has the target's tokenizer.json and its chat template.
+    """
+
+    folder: Path
+    max_tokens: int
+
+    @cached_property
+    def tokenizer(self) -> TraceTokenizer:
+        tokenizer = TraceTokenizer(self.folder / "tokenizer.json", None)
+        tokenizer.check()
+        return tokenizer
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self.tokenizer.path)
+
+    def conversation(self, prompt: Prompt, template: Template) -> Conversation:
+        """The requests of a prompt and of what the user says after it."""
+
+        def request(prompt: Prompt) -> dict[str, Any]:
+            made = prompt.request(self._template if template == "official" else None)
+            if "text" in made:
+                # A template writes the special tokens itself.
+                encoded = self.tokenizer.loaded.encode(
+                    made["text"], add_special_tokens=template == "none"
+                )
+                made = {"input_ids": encoded.ids}
+            return made
+
+        return conversation_of(prompt, request, max_tokens=self.max_tokens)
+
+    def record(
+        self,
+        path: Path,
+        conversations: Sequence[Conversation],
+        answers: Sequence[Answer],
+        *,
+        family: str,
+    ) -> None:
+        """Writes replies as a recording, completely or not at all."""
+        of_conversation: dict[int, list[Answer]] = defaultdict(list)
+        for answer in sorted(answers, key=lambda answer: (answer.conversation, answer.turn)):
+            of_conversation[answer.conversation].append(answer)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fingerprint = self.tokenizer.fingerprint
+        with TraceWriter(path, tokenizer_fingerprint=fingerprint) as writer:
+            for number, said in of_conversation.items():
+                for answer in said:
+                    body = conversations[number](said[: answer.turn])
+                    assert body is not None, "the answer was given to a request"
+                    writer.write(
+                        Trace(
+                            prompt_ids=np.array(body["input_ids"], np.int32),
+                            output_ids=np.array(answer.token_ids, np.int32),
+                            session=session_of(answer),
+                            turn=answer.turn,
+                            family=family,
+                            tokenizer_fingerprint=fingerprint,
+                            is_cut=answer.num_tokens >= self.max_tokens,
+                        )
+                    )
+
+
+def session_of(answer: Answer) -> str:
+    """The session of an answer in recordings."""
+    return str(answer.conversation)
+
+
+def recorded(path: Path) -> list[Trace]:
+    """The replies of a recording. Raises ValueError, in one line, if it cannot be read."""
+    return list(read_traces(path))
+
+
+def tokens_of(traces: Sequence[Trace]) -> TokensOfTurn:
+    """The tokens of each reply, by session and turn."""
+    return {(trace.session, trace.turn): tuple(trace.output_ids.tolist()) for trace in traces}
