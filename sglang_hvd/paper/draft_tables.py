@@ -1,10 +1,10 @@
-"""What a run's cache drafts are worth, and whether the predictor knows: table 2, figures 2 and 3."""
+"""What cache drafts are worth, and whether the predictor knows it: table 2, figures 2 and 3."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_hvd.config import MARGINAL_LEN, WORTH_LEN
+from sglang_hvd.config import MARGINAL_LEN, PAPER_THRESHOLD, WORTH_LEN
 from sglang_hvd.paper import published
 from sglang_hvd.paper.results import CalibrationBin, Selection
 from sglang_hvd.paper.rounds import NOT_RUN, Cell, Missing
@@ -12,7 +12,6 @@ from sglang_hvd.paper.table_values import (
     METHODS,
     NONE,
     Column,
-    Quoted,
     RunData,
     Table,
     TableRow,
@@ -20,6 +19,8 @@ from sglang_hvd.paper.table_values import (
     quoted,
     title_of,
 )
+
+EVERYTHING = "all data sets"
 
 # Calibration is shown for predictions between these lengths. Most drafts are predicted to yield
 # little, so that equal numbers of drafts would leave one group above the threshold.
@@ -33,7 +34,7 @@ def structure(run: RunData) -> Table:
     for family, names in run.families().items():
         rows.append(TableRow(family))
         for name in names:
-            cells = [*_signs(run, [name], signs), *(cache_share(run, m, [name]) for m in METHODS)]
+            cells = [*_signs(run, name, signs), *(cache_share(run, m, [name]) for m in METHODS)]
             rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Figure 2",
@@ -66,11 +67,11 @@ def family_signs(run: RunData) -> dict[str, dict[str, float]]:
     return found
 
 
-def _signs(run: RunData, names: Sequence[str], signs: Sequence[str]) -> list[Cell]:
-    [of] = [one for one in run.result.data_sets if one.name in names] or [None]
+def _signs(run: RunData, data_set: str, signs: Sequence[str]) -> list[Cell]:
+    of = next((one.signs for one in run.result.data_sets if one.name == data_set), None)
     if of is None:
         return [NOT_RUN] * len(signs)
-    return [counted(of.signs[sign]) if sign in of.signs else NONE for sign in signs]
+    return [counted(of[sign]) if sign in of else NONE for sign in signs]
 
 
 def cache_share(run: RunData, mode: str, data_sets: Sequence[str]) -> Cell:
@@ -160,7 +161,7 @@ def payoffs(run: RunData) -> Table:
                 cells = list(map(counted, figures))
             rows.append(
                 TableRow(
-                    family, tuple(cells), run.marks(cells, names), is_mean=family == _EVERYTHING
+                    family, tuple(cells), run.marks(cells, names), is_mean=family == EVERYTHING
                 )
             )
     return Table(
@@ -179,11 +180,8 @@ def payoffs(run: RunData) -> Table:
     )
 
 
-_EVERYTHING = "all data sets"
-
-
 def _families(run: RunData) -> list[tuple[str, list[str]]]:
-    return [*run.run_families().items(), (_EVERYTHING, run.data_sets)]
+    return [*run.run_families().items(), (EVERYTHING, run.data_sets)]
 
 
 def pooled(selections: Sequence[Selection]) -> Selection | None:
@@ -191,7 +189,7 @@ def pooled(selections: Sequence[Selection]) -> Selection | None:
     if not selections:
         return None
     return Selection(
-        data_set=_EVERYTHING,
+        data_set=EVERYTHING,
         threshold=selections[0].threshold,
         num_proposed=sum(one.num_proposed for one in selections),
         num_high=sum(one.num_high for one in selections),
@@ -219,11 +217,9 @@ def selections(run: RunData) -> Table:
         rows.append(TableRow(family))
         for name in names:
             cells = _selection_cells(by_name.get(name))
-            rows.append(
-                TableRow(title_of(name), (*cells, *[NONE] * 4), run.marks(cells, [name]))
-            )
+            rows.append(TableRow(title_of(name), (*cells, *[NONE] * 4), run.marks(cells, [name])))
     heads = ("reach the threshold, %", "selected, %", "precision, %", "recall, %")
-    threshold = published.THRESHOLD if whole is None else whole.threshold
+    threshold = PAPER_THRESHOLD if whole is None else whole.threshold
     return Table(
         "Table 2",
         f"Cache drafts that reach {threshold:g} accepted tokens, and those that the run's own "

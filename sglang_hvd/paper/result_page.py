@@ -1,49 +1,85 @@
 """Writes results of `benchmarks.paper` as one HTML page that needs no network."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from jinja2 import Environment
 from markupsafe import Markup
 
-from sglang_hvd.paper.paper_tables import Column, Quoted, RunData, Table, runs, speedups
+from sglang_hvd.paper import published
+from sglang_hvd.paper.result_parts import pace, parts_of
 from sglang_hvd.paper.results import Result
-from sglang_hvd.paper.rounds import Cell, Missing
+from sglang_hvd.paper.rounds import Cell, Measured, Missing
+from sglang_hvd.paper.table_values import Column, Quoted, RunData, Table, title_of
 from sglang_hvd.view.pages import page_environment
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A section of the page: what it shows, in words, plots and tables."""
-
-    topic: str
-    summary: str
-    text: str
-    plots: tuple[str, ...]
-    drawn: tuple[Markup, ...]
-    tables: tuple[Table, ...]
+# What has to be the same in runs that are compared.
+_SAME = ("drafter", "seed", "max_new_tokens", "shared_flags")
 
 
 def write_page(results: Sequence[Result], *, command: str) -> str:
     """The page of the runs of one model. `command` is the command line that made it."""
-    parts = []
-    for result in results:
-        run = RunData.of(result)
-        parts += [
-            Part("Speedup", "Speedup", "", (), (), (speedups(run),)),
-            Part("All", "All", "", (), (), (runs(run),)),
-        ]
+    runs = [RunData.of(result) for result in results]
     return (
         _environment()
         .get_template("result.html")
-        .render(title=results[0].model, sentences=[], parts=parts, command=command)
+        .render(
+            runs=runs,
+            sentences=_sentences(runs),
+            parts=parts_of(runs),
+            command=command,
+            title_of=title_of,
+        )
+    )
+
+
+def _sentences(runs: Sequence[RunData]) -> list[str]:
+    """Two sentences: what the runs show, and what it is worth."""
+    first = runs[0]
+    if len(runs) == 1:
+        return [f"{pace(first, 'hvd')}.", _worth(first)]
+    times = [
+        f"{cell.value:.2f} times on {run.machine}"
+        for run in runs
+        if isinstance(cell := run.rounds.mean_speedup("hvd", "eagle3", run.data_sets), Measured)
+    ]
+    said = f"{first.label('hvd')} decodes faster than EAGLE3 by a factor: {', '.join(times)}."
+    differing = [
+        name.replace("_", " ")
+        for name in _SAME
+        if len({getattr(run.result, name) for run in runs}) > 1
+    ]
+    if len({tuple(sorted(run.data_sets)) for run in runs}) > 1:
+        differing.append("data sets")
+    if differing:
+        return [said, f"The runs differ in more than the machine: {', '.join(differing)}."]
+    return [said, "All runs have the same prompts, seed, limits and flags."]
+
+
+def _worth(run: RunData) -> str:
+    """What a run's figures are worth."""
+    result = run.result
+    lacks = []
+    if result.machine.gpu is None:
+        lacks.append("no GPU was used")
+    num_samples = sum(one.is_sample for one in result.data_sets)
+    if num_samples:
+        lacks.append(f"{num_samples} of {len(result.data_sets)} data sets are made-up samples")
+    if not result.is_complete:
+        lacks.append("the run is not complete")
+    if lacks:
+        told = ", and ".join(lacks)
+        return f"{told[0].upper()}{told[1:]}: the figures show that the method works, not how fast."
+    number = sum(name in published.DATA_SETS for name in run.data_sets)
+    return (
+        f"It ran on {run.machine} with {number} of the paper's {len(published.DATA_SETS)} data "
+        "sets, one request at a time."
     )
 
 
 def _environment() -> Environment:
     environment = page_environment("sglang_hvd.paper")
-    environment.filters |= {"cell": _cell, "groups": _groups}
+    environment.filters |= {"cell": _cell, "groups": _groups, "identical": _identical}
     return environment
 
 
@@ -66,4 +102,16 @@ def _cell(cell: Cell | Quoted, column: Column) -> Markup:
 def _groups(table: Table) -> list[tuple[str, int]]:
     """The headings above the columns, with the number of columns that each spans."""
     found = groupby(table.columns, key=lambda column: column.group)
-    return [("", len(table.heads)), *((name, len(list(columns))) for name, columns in found)]
+    groups = [("", 1), *((name, len(list(columns))) for name, columns in found)]
+    return groups if any(name for name, _ in groups) else []
+
+
+def _identical(run: RunData) -> str:
+    """How many replies were those of greedy decoding."""
+    compared = [one for one in run.result.measurements if one.is_identical is not None]
+    if not compared:
+        return "not compared"
+    differing = sorted({run.label(one.mode) for one in compared if not one.is_identical})
+    number = sum(bool(one.is_identical) for one in compared)
+    said = f"in {number} of {len(compared)} measurements every reply is that of greedy decoding"
+    return f"{said}; others of {', '.join(differing)}" if differing else said

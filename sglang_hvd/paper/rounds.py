@@ -38,7 +38,7 @@ NOT_RUN = Missing("not run")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests were sent. By default as in the paper's tables: one at a time.
+    """How requests were sent. By default as in the paper: one at a time, with the template.
 
     rate: requests that arrive per second; None in a closed loop.
     """
@@ -46,9 +46,6 @@ class Load:
     template: Template = "official"
     concurrency: int = 1
     rate: float | None = None
-
-
-ALONE = Load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +107,15 @@ class Rounds:
 
     A measurement that an error ended early is not among them: its prompts are not those of the
     others.
+
+    alone: the load of the paper's tables, which methods assume unless they are given another one.
+        A run that omits the template everywhere has them without it.
     """
 
     def __init__(self, result: Result) -> None:
         self.result = result
+        are_plain = {one.template for one in result.measurements} == {"none"}
+        self.alone = Load("none") if are_plain else Load()
         self._of: dict[tuple[str, str, Load], dict[int, Measurement]] = {}
         self._broken: set[tuple[str, str, Load]] = set()
         for one in result.measurements:
@@ -123,9 +125,11 @@ class Rounds:
             else:
                 self._of.setdefault(key, {})[one.round] = one
 
-    def of(self, mode: str, data_set: str, load: Load = ALONE) -> dict[int, Measurement] | Missing:
+    def of(
+        self, mode: str, data_set: str, load: Load | None = None
+    ) -> dict[int, Measurement] | Missing:
         """The measurements by round, or why there are none."""
-        key = mode, data_set, load
+        key = mode, data_set, load or self.alone
         if found := self._of.get(key):
             return found
         if key in self._broken:
@@ -139,7 +143,7 @@ class Rounds:
         """All that were measured, in the order of the file."""
         return list(dict.fromkeys(load for _, _, load in self._of))
 
-    def data_sets(self, modes: Iterable[str], load: Load = ALONE) -> list[str]:
+    def data_sets(self, modes: Iterable[str], load: Load | None = None) -> list[str]:
         """The data sets that all of the modes have, modes without any left out."""
         known = [one.name for one in self.result.data_sets]
         of_modes = [
@@ -150,7 +154,7 @@ class Rounds:
         return [name for name in known if name in shared]
 
     def totals(
-        self, mode: str, data_sets: Sequence[str], load: Load = ALONE
+        self, mode: str, data_sets: Sequence[str], load: Load | None = None
     ) -> dict[int, Total] | Missing:
         """Counts over the data sets, of each round that all of them have."""
         parts = []
@@ -165,7 +169,7 @@ class Rounds:
             number: Total.of([part[number] for part in parts]) for number in _common_rounds(parts)
         } or Missing("no whole round")
 
-    def speedup(self, mode: str, base: str, data_set: str, load: Load = ALONE) -> Cell:
+    def speedup(self, mode: str, base: str, data_set: str, load: Load | None = None) -> Cell:
         """Throughput over that of another mode on the same prompts."""
         found = self._ratios(mode, base, data_set, load)
         return found if isinstance(found, Missing) else over_rounds(found)
@@ -175,7 +179,7 @@ class Rounds:
         mode: str,
         base: str,
         data_sets: Sequence[str],
-        load: Load = ALONE,
+        load: Load | None = None,
         *,
         is_geometric: bool = True,
     ) -> Cell:
@@ -191,7 +195,7 @@ class Rounds:
         note = "" if len(ratios) == len(found) else f"{len(ratios)} of {len(found)}"
         return over_rounds(means, note)
 
-    def noise(self, data_sets: Sequence[str], load: Load = ALONE) -> Cell:
+    def noise(self, data_sets: Sequence[str], load: Load | None = None) -> Cell:
         """See `noise_of`. Of several data sets, it is that of the mean of their speedups."""
         logs = []
         found: Cell = NOT_RUN
@@ -199,7 +203,7 @@ class Rounds:
             of_modes = [
                 [one.num_tokens / one.seconds for one in rounds.values()]
                 for (_, name, at), rounds in self._of.items()
-                if (name, at) == (wanted, load)
+                if (name, at) == (wanted, load or self.alone)
             ]
             found = noise_of(of_modes) if of_modes else NOT_RUN
             if isinstance(found, Missing):
@@ -211,7 +215,7 @@ class Rounds:
         return Measured(share, share, share, found.num_rounds)
 
     def _ratios(
-        self, mode: str, base: str, data_set: str, load: Load
+        self, mode: str, base: str, data_set: str, load: Load | None
     ) -> dict[int, float] | Missing:
         mine, theirs = (self.of(one, data_set, load) for one in (mode, base))
         if isinstance(mine, Missing):

@@ -1,10 +1,10 @@
-"""How fast a run's ways of decoding are: tables 1, 3, 4 and 11 to 13, figures 4 and 5, and loads."""
+"""How fast a run decodes: tables 1, 3, 4 and 11 to 13, figures 4 and 5, and other loads."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from sglang_hvd.paper import published
 from sglang_hvd.paper.rounds import (
-    ALONE,
     Cell,
     Load,
     Missing,
@@ -39,10 +39,12 @@ def speedups(run: RunData) -> Table:
         rows.append(TableRow(family))
         for name in names:
             paper = published.DATA_SETS.get(name)
-            cells = _beside(
-                lambda method, base, name=name: run.rounds.speedup(method, base, name),
-                None if paper is None else paper.speedups[model],
-            )
+            figures = [
+                run.rounds.speedup(method, base, name)
+                for base in published.BASELINES
+                for method in METHODS
+            ]
+            cells = _beside(figures, None if paper is None else paper.speedups[model])
             cells.append(run.rounds.noise([name]))
             rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells[:-1], [name])))
         if len(names) > 1:
@@ -62,15 +64,11 @@ def speedups(run: RunData) -> Table:
     )
 
 
-def _beside(
-    speedup: Callable[[str, str], Cell],
-    paper: Sequence[float] | None,
-    bases: Sequence[str] = published.BASELINES,
-) -> list[Cell | Quoted]:
+def _beside(figures: Sequence[Cell], paper: Sequence[float] | None) -> list[Cell | Quoted]:
     """For each baseline the speedups of METHODS, and the paper's."""
     cells: list[Cell | Quoted] = []
-    for index, base in enumerate(bases):
-        cells += [speedup(method, base) for method in METHODS]
+    for index in range(len(figures) // len(METHODS)):
+        cells += figures[len(METHODS) * index : len(METHODS) * (index + 1)]
         cells.append(NONE if paper is None else Quoted(paper[index]))
     return cells
 
@@ -79,12 +77,12 @@ def _mean_row(
     run: RunData, name: str, data_sets: Sequence[str], *, paper: Sequence[float] | None = None
 ) -> TableRow:
     measured = [one for one in run.data_sets if one in data_sets]
-    cells = _beside(
-        lambda method, base: run.rounds.mean_speedup(
-            method, base, measured, is_geometric=paper is None
-        ),
-        paper,
-    )
+    figures = [
+        run.rounds.mean_speedup(method, base, measured, is_geometric=paper is None)
+        for base in published.BASELINES
+        for method in METHODS
+    ]
+    cells = _beside(figures, paper)
     cells.append(run.rounds.noise(measured))
     return TableRow(name, tuple(cells), run.marks(cells[:-1], measured), is_mean=True)
 
@@ -127,8 +125,8 @@ def runs_by_data_set(run: RunData) -> Table:
                 if isinstance(found, Missing):
                     cells += [found] * 2
                 else:
-                    cells += [percentiles([m.ttft_ms for m in found.values()], 0)]
-                    cells += [percentiles([m.tpot_ms for m in found.values()], 0)]
+                    cells += [_percentile([m.ttft_ms for m in found.values()], 0)]
+                    cells += [_percentile([m.tpot_ms for m in found.values()], 0)]
                 rows.append(TableRow(run.label(mode), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Each data set",
@@ -172,7 +170,7 @@ def _run_cells(run: RunData, mode: str, data_sets: Sequence[str]) -> list[Cell]:
         _figure(found, lambda total: total.cycles_per_1k),
         _figure(found, lambda total: total.mean_accepted),
         *(
-            _figure(found, lambda total, source=source: total.share(source))
+            _figure(found, partial(Total.share, source=source))
             for source in ("cache", "model", "both")
         ),
     ]
@@ -230,11 +228,12 @@ def served(run: RunData) -> Table:
     """Table 3."""
     rows = []
     for name, paper in published.SERVED.items():
-        cells = _beside(
-            lambda method, base, name=name: run.rounds.speedup(method, base, name),
-            paper,
-            published.SERVED_BASELINES,
-        )
+        figures = [
+            run.rounds.speedup(method, base, name)
+            for base in published.SERVED_BASELINES
+            for method in METHODS
+        ]
+        cells = _beside(figures, paper)
         rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Table 3",
@@ -288,23 +287,13 @@ def templates(run: RunData) -> Table:
 def loads(run: RunData) -> Table:
     """Throughput and latency by load, which the paper does not have."""
     rows = []
-    for load in run.rounds.loads():
-        if load.template != ALONE.template:
-            continue
-        modes = [mode for mode in run.modes if run.rounds.data_sets([mode], load)]
-        data_sets = run.rounds.data_sets(modes, load)
+    for load in run.loads():
         rows.append(TableRow(load_name(load)))
-        for mode in modes:
-            found = run.rounds.totals(mode, data_sets, load)
-            parts = [run.rounds.of(mode, name, load) for name in data_sets]
-            all_of = [m for part in parts if not isinstance(part, Missing) for m in part.values()]
-            cells = [
-                _figure(found, lambda total: total.throughput),
-                run.rounds.mean_speedup(mode, "greedy", data_sets, load),
-                *(percentiles([m.ttft_ms for m in all_of], index) for index in range(3)),
-                *(percentiles([m.tpot_ms for m in all_of], index) for index in range(3)),
-            ]
-            rows.append(TableRow(run.label(mode), tuple(cells), run.marks(cells, data_sets)))
+        data_sets, figures = load_figures(run, load)
+        rows += [
+            TableRow(run.label(mode), tuple(cells), run.marks(cells, data_sets))
+            for mode, cells in figures.items()
+        ]
     return Table(
         "Loads",
         "Throughput of all data sets together, and the geometric mean of the speedups. Times are "
@@ -319,13 +308,31 @@ def loads(run: RunData) -> Table:
     )
 
 
+def load_figures(run: RunData, load: Load) -> tuple[list[str], dict[str, list[Cell]]]:
+    """The data sets that all modes have at a load, and by mode the columns of `loads`."""
+    modes = [mode for mode in run.modes if run.rounds.data_sets([mode], load)]
+    data_sets = run.rounds.data_sets(modes, load)
+    figures = {}
+    for mode in modes:
+        found = run.rounds.totals(mode, data_sets, load)
+        parts = [run.rounds.of(mode, name, load) for name in data_sets]
+        all_of = [m for part in parts if not isinstance(part, Missing) for m in part.values()]
+        figures[mode] = [
+            _figure(found, lambda total: total.throughput),
+            run.rounds.mean_speedup(mode, "greedy", data_sets, load),
+            *(_percentile([m.ttft_ms for m in all_of], index) for index in range(3)),
+            *(_percentile([m.tpot_ms for m in all_of], index) for index in range(3)),
+        ]
+    return data_sets, figures
+
+
 def load_name(load: Load) -> str:
     if load.rate is not None:
         return f"{load.rate:g} requests per second"
     return "1 request at a time" if load.concurrency == 1 else f"{load.concurrency} at a time"
 
 
-def percentiles(of: Sequence[tuple[float, float, float] | None], index: int) -> Cell:
+def _percentile(of: Sequence[tuple[float, float, float] | None], index: int) -> Cell:
     """The median of one of several measurements' percentiles."""
     known = {number: one[index] for number, one in enumerate(of) if one is not None}
     return over_rounds(known) if known else NONE
@@ -349,11 +356,8 @@ def machines(all_runs: Sequence[RunData]) -> Table:
         rows.append(TableRow(where, tuple(cells), run.marks(cells, shared)))
     rows.append(TableRow(f"paper: {published.MODELS[published.GPU_MODEL]}, InfiniteBench"))
     for gpu in published.GPUS:
-        eagle3 = [NONE, Quoted(gpu.eagle3_cycles)]
-        method = [NONE, Quoted(gpu.method_cycles)]
-        rows.append(
-            TableRow(gpu.gpu, (*eagle3, *method, *[NONE] * 2, Quoted(gpu.speedup), NONE))
-        )
+        eagle3, method = (quoted(None, n) for n in (gpu.eagle3_cycles, gpu.method_cycles))
+        rows.append(TableRow(gpu.gpu, (*eagle3, *method, *[NONE] * 2, Quoted(gpu.speedup), NONE)))
     first = all_runs[0]
     groups = [first.label(mode) for mode in ("eagle3", *METHODS)]
     return Table(
@@ -372,4 +376,3 @@ def machines(all_runs: Sequence[RunData]) -> Table:
 def mean_over(run: RunData, method: str, base: str) -> Cell:
     """The geometric mean of table 1."""
     return run.rounds.mean_speedup(method, base, run.data_sets)
-

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sglang_hvd.paper import published
 from sglang_hvd.paper.results import Result
-from sglang_hvd.paper.rounds import Cell, Measured, Missing, Rounds, over_rounds
+from sglang_hvd.paper.rounds import Cell, Load, Measured, Missing, Rounds, over_rounds
 
 METHODS = (published.METHOD, "hvd")
 
@@ -107,6 +107,10 @@ class RunData:
     def data_sets(self) -> list[str]:
         return [one.name for one in self.result.data_sets]
 
+    def loads(self) -> list[Load]:
+        """The loads of the run, those of table 4 alone left out."""
+        return [load for load in self.rounds.loads() if load.template == self.rounds.alone.template]
+
     def label(self, mode: str) -> str:
         known = next((one for one in self.result.modes if one.name == mode), None)
         return _LABELS[mode] if known is None else known.label
@@ -129,9 +133,7 @@ class RunData:
                 found[family] = run
         return found
 
-    def marks(
-        self, cells: Iterable[Cell | Quoted], data_sets: Iterable[str]
-    ) -> tuple[str, ...]:
+    def marks(self, cells: Iterable[Cell | Quoted], data_sets: Iterable[str]) -> tuple[str, ...]:
         """What is to be known of cells with figures from these data sets."""
         if not any(isinstance(cell, Measured) for cell in cells):
             return ()
