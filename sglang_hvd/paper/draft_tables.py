@@ -88,8 +88,7 @@ def cache_share(run: RunData, mode: str, data_sets: Sequence[str]) -> Cell:
 class Payoffs:
     """Accepted lengths of verified cache drafts.
 
-    survival: shares with at least 1, 2, ... accepted tokens, up to the longest that was seen. No
-        draft is cut: a reply's last tokens count as accepted, whatever would have followed.
+    survival: shares with at least 1, 2, ... accepted tokens, up to the longest that was seen.
     low, marginal, high: shares with 0 to 2, 3 to 5, and at least 6 accepted tokens.
     """
 

@@ -68,6 +68,7 @@ def speedup_bars(run: RunData, base: str) -> Figure:
     figure, [axes] = row_plot([(title, _times(cells)) for title, cells in rows], handles)
     for y, (title, cells) in enumerate(rows):
         _bars(run, axes, y, title, cells)
+    shown = [c.high for _, cells in rows for c in cells if isinstance(c, Measured)]
     if run.is_of_paper:
         model = list(published.MODELS).index(run.paper_model)
         column = published.BASELINES.index(base)
@@ -75,10 +76,11 @@ def speedup_bars(run: RunData, base: str) -> Figure:
             if name in published.DATA_SETS:
                 value = published.DATA_SETS[name].speedups[model][column]
                 at = value, y + _BAR / 2
+                shown.append(value)
                 axes.add_line(_diamond(f"{title_of(name)}: {value:.2f} in the paper", at))
     axes.axvline(1, color=colour("axis"), linewidth=1)
     axes.set_xlabel(f"speedup over {run.label(base)}")
-    _from_zero(axes, x=[c.high for _, cells in rows for c in cells if isinstance(c, Measured)])
+    _from_zero(axes, x=shown)
     return figure
 
 
@@ -119,8 +121,20 @@ def _bars(
 
 def breakdown(names: Mapping[str, str], points: Mapping[str, tuple[float, float]]) -> Figure:
     """Milliseconds per cycle over cycles per 1000 tokens. Both mappings are by mode."""
-    figure, axes = xy_plot([])
     order = list(names)
+    figure, axes = xy_plot(
+        [
+            Line2D(
+                *([], []),
+                linestyle="none",
+                marker=MARKERS[order.index(mode) % len(MARKERS)],
+                color=_colour_of(order, mode),
+                markersize=9,
+                label=names[mode],
+            )
+            for mode in points
+        ]
+    )
     for mode, (cycles, cycle_ms) in points.items():
         axes.plot(
             *(cycles, cycle_ms),

@@ -37,13 +37,18 @@ def _sentences(runs: Sequence[RunData]) -> list[str]:
     """Two sentences: what the runs show, and what it is worth."""
     first = runs[0]
     if len(runs) == 1:
-        return [f"{pace(first, 'hvd')}.", _worth(first)]
+        num_sets = len(first.data_sets)
+        means = f"geometric mean of {num_sets} data sets" if num_sets > 1 else "one data set"
+        return [f"{pace(first, 'hvd')} ({means}).", _worth(first)]
+    cells = [(run, run.rounds.mean_speedup("hvd", "eagle3", run.data_sets)) for run in runs]
     times = [
-        f"{cell.value:.2f} times on {run.machine}"
-        for run in runs
-        if isinstance(cell := run.rounds.mean_speedup("hvd", "eagle3", run.data_sets), Measured)
+        f"{cell.value:.2f} times as fast as EAGLE3 on {run.machine}"
+        for run, cell in cells
+        if isinstance(cell, Measured)
     ]
-    said = f"{first.label('hvd')} decodes faster than EAGLE3 by a factor: {', '.join(times)}."
+    said = f"{first.label('hvd')} decodes {' and '.join(times)}."
+    if not times:
+        said = f"No run says how fast {first.label('hvd')} is."
     differing = [
         name.replace("_", " ")
         for name in _SAME
@@ -65,11 +70,14 @@ def _worth(run: RunData) -> str:
     num_samples = sum(one.is_sample for one in result.data_sets)
     if num_samples:
         lacks.append(f"{num_samples} of {len(result.data_sets)} data sets are made-up samples")
-    if not result.is_complete:
-        lacks.append("the run is not complete")
     if lacks:
-        told = ", and ".join(lacks)
-        return f"{told[0].upper()}{told[1:]}: the figures show that the method works, not how fast."
+        told = " and ".join(lacks)
+        return (
+            f"{told[0].upper()}{told[1:]}, so the figures show that all of it works and not how "
+            "fast it is."
+        )
+    if not result.is_complete:
+        return f"The run on {run.machine} is not complete, so figures are missing."
     number = sum(name in published.DATA_SETS for name in run.data_sets)
     return (
         f"It ran on {run.machine} with {number} of the paper's {len(published.DATA_SETS)} data "
@@ -93,7 +101,8 @@ def _cell(cell: Cell | Quoted, column: Column) -> Markup:
         return Markup('<td class="missing">{}</td>').format(cell.why)
     if isinstance(cell, Quoted):
         return Markup('<td class="paper">{}</td>').format(f"{cell.value:.{column.decimals}f}")
-    notes = [f"{text(cell.low)} to {text(cell.high)}"] if cell.low < cell.high else []
+    low, high = text(cell.low), text(cell.high)
+    notes = [f"{low} to {high}"] if low != high else []
     notes += [cell.note] if cell.note else []
     spread = Markup("").join(Markup('<span class="spread">{}</span>').format(n) for n in notes)
     return Markup("<td>{}{}</td>").format(text(cell.value), spread)

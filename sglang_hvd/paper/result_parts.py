@@ -1,7 +1,7 @@
 """The sections of a result's page: what each shows in a sentence, in plots and in tables."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 from matplotlib import rc_context
@@ -41,9 +41,15 @@ def parts_of(runs: Sequence[RunData]) -> list[Part]:
     """All sections. With several runs, that of figure 5 comes first, then each run's."""
     with rc_context(STYLE):
         of_machines = _machines(runs)
-        if len(runs) > 1:
-            return [of_machines, *(part for i, run in enumerate(runs) for part in _of_run(run, i))]
-        return [*_of_run(runs[0], 0), of_machines]
+        parts = [part for number, run in enumerate(runs) for part in _of_run(run, number)]
+    if len(runs) == 1:
+        return [*parts, of_machines]
+    machines = [run.machine for run in runs for _ in range(len(parts) // len(runs))]
+    named = [
+        replace(part, topic=f"{part.topic}, on {machine}")
+        for part, machine in zip(parts, machines, strict=True)
+    ]
+    return [of_machines, *named]
 
 
 def _of_run(run: RunData, number: int) -> list[Part]:
@@ -84,7 +90,7 @@ def _speedups(run: RunData, name: str) -> Part:
             if isinstance(cell := run.rounds.speedup("hvd", base, one), Measured)
         }
         if of_sets:
-            title = f"{run.label('hvd')} over {run.label(base)}: {_range(of_sets)}"
+            title = f"{run.label('hvd')} over {_PROSE[base]}: {_range(of_sets)}"
             plots.append((title, paper_plots.speedup_bars(run, base)))
     return _part(
         name,
@@ -103,13 +109,16 @@ def pace(run: RunData, method: str) -> str:
     times = {base: mean_over(run, method, base) for base in ("greedy", "eagle3")}
     noise = run.rounds.noise(run.data_sets)
     said = [
-        f"{cell.value:.2f} times as fast as {run.label(base)}{_within(cell, noise)}"
+        f"{cell.value:.2f} times as fast as {_PROSE[base]}{_within(cell, noise)}"
         for base, cell in times.items()
         if isinstance(cell, Measured)
     ]
     if not said:
         return f"This run does not say how fast {label} is"
     return f"{label} decodes {' and '.join(said)}"
+
+
+_PROSE = {"greedy": "greedy decoding", "eagle3": "EAGLE3"}
 
 
 def _within(cell: Measured, noise: Cell) -> str:
@@ -233,11 +242,13 @@ def _at_highest(run: RunData, closed: _ByLoad) -> str:
         return "This run has one request at a time only"
     cells = {method: closed[number].get(method, [NONE] * 2)[1] for method in METHODS}
     said = [
-        f"{run.label(method)} decodes {cell.value:.2f} times as fast as {run.label('greedy')}"
+        f"{run.label(method)} decodes {cell.value:.2f} times as fast"
         for method, cell in cells.items()
         if isinstance(cell, Measured)
     ]
-    return f"With {number:g} requests at a time, {' and '.join(said) or 'HVD was not run'}"
+    if not said:
+        return f"With {number:g} requests at a time, this run has no speedup"
+    return f"With {number:g} requests at a time, {' and '.join(said)} as greedy decoding"
 
 
 def _machines(runs: Sequence[RunData]) -> Part:
@@ -264,7 +275,7 @@ def _machines(runs: Sequence[RunData]) -> Part:
     ]
     plots = [
         (
-            "Cycles for 1000 tokens: fewer on the paper's H100 and RTX 5090 than on its B200",
+            "Cycles for 1000 tokens, with those of the paper's machines",
             paper_plots.machine_bars(
                 runs, [*cycles, *paper], label="cycles per 1000 tokens", form=".0f"
             ),
@@ -352,16 +363,17 @@ def _selection(run: RunData, name: str) -> Part:
     summary = "This run has not judged its predictor"
     plots: list[tuple[str, Figure]] = []
     if whole is not None:
-        cells = draft_tables.precision(whole), draft_tables.recall(whole)
-        precision, recall = map(_percent, cells)
-        summary = (
-            f"The predictor finds {recall} of the drafts worth verifying with a precision of "
-            f"{precision}"
-        )
+        precision, recall = draft_tables.precision(whole), draft_tables.recall(whole)
+        summary = f"The predictor selects {whole.num_selected} of {whole.num_proposed} cache drafts"
+        if isinstance(precision, Measured) and isinstance(recall, Measured):
+            summary = (
+                f"The predictor finds {_percent(recall)} of the drafts worth verifying with a "
+                f"precision of {_percent(precision)}"
+            )
+            plots.append(("Precision and recall by data set", paper_plots.decisions(run)))
         if run.is_of_paper:
             paper = published.SELECTIONS[run.paper_model]
             summary += f"; in the paper {paper.recall:.0f}% with {paper.precision:.0f}%"
-        plots.append(("Precision and recall by data set", paper_plots.decisions(run)))
         if whole.calibration:
             title = "Accepted and predicted lengths; on the thin line, predictions come true"
             plots.append((title, paper_plots.calibration(whole)))
@@ -379,9 +391,9 @@ def _selection(run: RunData, name: str) -> Part:
         summary,
         text,
         plots,
-        [draft_tables.selections(run), draft_tables.calibration(run)],
+        [draft_tables.selections(run), *([draft_tables.calibration(run)] if plots else [])],
     )
 
 
-def _percent(cell: Cell) -> str:
-    return f"{100 * cell.value:.0f}%" if isinstance(cell, Measured) else cell.why
+def _percent(cell: Measured) -> str:
+    return f"{100 * cell.value:.0f}%"

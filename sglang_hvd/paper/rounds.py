@@ -136,7 +136,7 @@ class Rounds:
             return Missing("broke off")
         known = next((one for one in self.result.modes if one.name == mode), None)
         if known is not None and known.why_not is not None:
-            return Missing("cannot be served")
+            return Missing("not served")
         return NOT_RUN if self.result.is_complete or known is None else Missing("not yet run")
 
     def loads(self) -> list[Load]:
@@ -201,11 +201,11 @@ class Rounds:
         found: Cell = NOT_RUN
         for wanted in data_sets:
             of_modes = [
-                [one.num_tokens / one.seconds for one in rounds.values()]
+                {number: one.num_tokens / one.seconds for number, one in rounds.items()}
                 for (_, name, at), rounds in self._of.items()
                 if (name, at) == (wanted, load or self.alone)
             ]
-            found = noise_of(of_modes) if of_modes else NOT_RUN
+            found = noise_of(of_modes)
             if isinstance(found, Missing):
                 return found
             logs.append(math.log1p(found.value))
@@ -237,25 +237,36 @@ def over_rounds(values: Mapping[int, float], note: str = "") -> Measured:
     return Measured(statistics.median(found), min(found), max(found), len(found), note)
 
 
-def noise_of(throughputs: Sequence[Sequence[float]]) -> Cell:
+def noise_of(throughputs: Sequence[Mapping[int, float]]) -> Cell:
     """How far a speedup can be from 1 by chance, as a share.
 
-    A mode that is measured twice, each time in as many rounds, is faster or slower than itself by
-    more than this in one case of twenty. The deviation of a round is that of log throughputs from
-    the means of their modes.
+    A mode that is measured twice in these rounds is faster or slower than itself by more than this
+    in one case of twenty. The deviation of a throughput is that of its logarithm from what its mode
+    and its round have on average: a round in which the machine is slow slows all modes.
 
-    throughputs: of each mode, one for each round.
+    throughputs: of each mode, by round. Modes that lack a round are left out.
     """
-    logs = [[math.log(one) for one in rounds] for rounds in throughputs]
-    freedom = sum(len(rounds) - 1 for rounds in logs)
-    if not freedom:
-        return Missing("one round")
-    squares = sum(statistics.variance(rounds) * (len(rounds) - 1) for rounds in logs if rounds[1:])
-    num_rounds = min(len(rounds) for rounds in logs if rounds[1:])
+    num_rounds = max(map(len, throughputs), default=0)
+    whole = [one for one in throughputs if len(one) == num_rounds]
+    rounds = _common_rounds(whole) if whole else []
+    if len(rounds) < 2:
+        return Missing("one round" if whole else NOT_RUN.why)
+    if len(whole) < 2:
+        return Missing("one way")
+    logs = [[math.log(one[number]) for number in rounds] for one in whole]
+    of_modes = list(map(statistics.fmean, logs))
+    of_rounds = [statistics.fmean(column) for column in zip(*logs, strict=True)]
+    middle = statistics.fmean(of_modes)
+    squares = sum(
+        (value - mode - of_round + middle) ** 2
+        for row, mode in zip(logs, of_modes, strict=True)
+        for value, of_round in zip(row, of_rounds, strict=True)
+    )
+    freedom = (len(logs) - 1) * (len(rounds) - 1)
     # Deviations of the median of so many rounds, and of the difference of two such medians.
-    of_median = math.sqrt(squares / freedom * math.pi / (2 * num_rounds))
+    of_median = math.sqrt(squares / freedom * math.pi / (2 * len(rounds)))
     share = math.expm1(_student_95(freedom) * math.sqrt(2) * of_median)
-    return Measured(share, share, share, num_rounds)
+    return Measured(share, share, share, len(rounds))
 
 
 def _student_95(freedom: int) -> float:

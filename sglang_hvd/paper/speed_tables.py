@@ -32,7 +32,7 @@ def speedups(run: RunData) -> Table:
     columns = [
         Column(head, f"over {run.label(base)}", 2)
         for base in published.BASELINES
-        for head in (*map(run.label, METHODS), f"paper, {published.MODELS[run.paper_model]}")
+        for head in (*map(run.label, METHODS), "paper")
     ]
     rows = []
     for family, names in run.families().items():
@@ -52,12 +52,13 @@ def speedups(run: RunData) -> Table:
     rows.append(TableRow("all data sets"))
     rows.append(_mean_row(run, "Geometric mean", run.data_sets))
     average = published.AVERAGES[model]
-    rows.append(_mean_row(run, "Arithmetic mean", run.data_sets, paper=average))
+    rows.append(_mean_row(run, "Arithmetic mean (paper: of 16)", run.data_sets, paper=average))
     return Table(
         "Table 1",
         "Speedup: tokens per second over those of another way of decoding on the same prompts, one "
-        f"request at a time. {_MEDIANS} Noise: a way of decoding that is measured twice differs "
-        "from itself by more in one case of twenty.",
+        f"request at a time. {_MEDIANS} Paper: {published.MODELS[run.paper_model]} on an H100. "
+        "Noise: a way of decoding that is measured twice differs from itself by more in one case "
+        "of twenty.",
         "data set",
         (*columns, Column("noise, %", "", 1, 100)),
         tuple(rows),
@@ -237,13 +238,13 @@ def served(run: RunData) -> Table:
         rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Table 3",
-        "Speedup in a serving system: SGLang here, where every figure of this page is served, vLLM "
-        "in the paper. One request at a time.",
+        "Speedup in a serving system, one request at a time. Here it is SGLang, as on the whole "
+        "page; in the paper vLLM with Qwen3-8B.",
         "data set",
         tuple(
             Column(head, f"over {run.label(base)}", 2)
             for base in published.SERVED_BASELINES
-            for head in (*map(run.label, METHODS), "paper, Qwen3-8B")
+            for head in (*map(run.label, METHODS), "paper")
         ),
         tuple(rows),
     )
@@ -329,7 +330,9 @@ def load_figures(run: RunData, load: Load) -> tuple[list[str], dict[str, list[Ce
 def load_name(load: Load) -> str:
     if load.rate is not None:
         return f"{load.rate:g} requests per second"
-    return "1 request at a time" if load.concurrency == 1 else f"{load.concurrency} at a time"
+    return (
+        "1 request at a time" if load.concurrency == 1 else f"{load.concurrency} requests at a time"
+    )
 
 
 def _percentile(of: Sequence[tuple[float, float, float] | None], index: int) -> Cell:
