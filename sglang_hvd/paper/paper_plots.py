@@ -36,7 +36,7 @@ from sglang_hvd.view.frames import (
     stack,
     xy_plot,
 )
-from sglang_hvd.view.pages import share, tokens
+from sglang_hvd.view.pages import plain, share, tokens
 from sglang_hvd.view.svg import colour, titled
 
 # Colours of the modes: the two methods' are the most distinct.
@@ -79,7 +79,7 @@ def speedup_bars(run: RunData, base: str) -> Figure:
                 shown.append(value)
                 axes.add_line(_diamond(f"{title_of(name)}: {value:.2f} in the paper", at))
     axes.axvline(1, color=colour("axis"), linewidth=1)
-    axes.set_xlabel(f"speedup over {run.label(base)}")
+    axes.set_xlabel(plain(f"speedup over {run.label(base)}"))
     _from_zero(axes, x=shown)
     return figure
 
@@ -146,10 +146,7 @@ def breakdown(names: Mapping[str, str], points: Mapping[str, tuple[float, float]
         )
     axes.set(xlabel="cycles per 1000 tokens", ylabel="milliseconds per cycle")
     _from_zero(axes, x=[p[0] for p in points.values()], y=[p[1] for p in points.values()])
-    name_points(
-        axes,
-        [(*point, names[mode], _colour_of(order, mode)) for mode, point in points.items()],
-    )
+    name_points(axes, [(*point, names[mode], colour("ink")) for mode, point in points.items()])
     return figure
 
 
@@ -170,7 +167,8 @@ def signs(run: RunData) -> Figure:
             cell.set_gid(titled(f"{family}: {value:.2f} {sign}"))
             axes.text(x + 0.5, y + 0.05, f"{value:.1f}", ha="center", va="center")
     axes.set_xlim(0, max(1, len(columns)))
-    axes.set_xticks([x + 0.5 for x in range(len(columns))], [c.replace(" ", "\n") for c in columns])
+    names = [plain(sign).replace(" ", "\n") for sign in columns]
+    axes.set_xticks([x + 0.5 for x in range(len(columns))], names)
     axes.grid(visible=False)
     return figure
 

@@ -108,11 +108,12 @@ def result(
     data_sets: Sequence[str] = tuple(FAMILIES),
     modes: Sequence[str] = tuple(LABELS),
     rounds: Mapping[int, float] | None = None,
+    data_sets_of: tuple[DataSet, ...] | None = None,
     **given: Any,
 ) -> Result:
     """A whole run.
 
-    rounds: the factor of each round's throughput.
+    rounds: the factor of each round's throughput. data_sets_of: what the data sets are.
     """
     rounds = {0: 1.0, 1: 0.9, 2: 1.1} if rounds is None else rounds
     measurements = [
@@ -141,7 +142,7 @@ def result(
         "modes": tuple(
             Mode(name=mode, label=LABELS[mode], flags=("--hvd-policy", mode)) for mode in modes
         ),
-        "data_sets": tuple(map(data_set, data_sets)),
+        "data_sets": data_sets_of or tuple(map(data_set, data_sets)),
         "training": Training(
             num_requests=40,
             num_examples=5000,

@@ -46,7 +46,6 @@ def why(cell: Cell) -> str:
 
 def test_a_speedup_is_the_median_of_the_ratios_in_the_same_round() -> None:
     run = of_speeds({("greedy", "mbpp"): [100, 50, 200], ("hvd", "mbpp"): [150, 100, 240]})
-    # The ratio of the medians would be 1.5 as well, and its spread .5 to 3.
     found = run.speedup("hvd", "greedy", "mbpp")
     assert found == Measured(pytest.approx(1.5), pytest.approx(1.2), pytest.approx(2.0), 3)
 
@@ -138,8 +137,8 @@ def test_what_is_missing_says_why() -> None:
         for name in LABELS
     )
     broken = measurement("hvd", "mbpp").model_copy(update={"error": "the server ended"})
-    kept = result(["mbpp"], ["greedy"], modes=modes)
-    kept = kept.model_copy(update={"measurements": (*kept.measurements, broken)})
+    kept = result(["mbpp"], ["greedy"])
+    kept = kept.model_copy(update={"modes": modes, "measurements": (*kept.measurements, broken)})
     run, going_on = Rounds(kept), Rounds(kept.model_copy(update={"is_complete": False}))
     assert why(run.speedup("hvd", "greedy", "mbpp")) == "broke off"
     assert why(run.speedup("suffix", "greedy", "mbpp")) == "not served"
