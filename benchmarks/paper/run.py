@@ -42,7 +42,6 @@ class Plan:
     rounds: int
     template: Template
     with_table_4: bool
-    batch_size: int
 
     def jobs(
         self, modes: Sequence[str], data_sets: Sequence[str], *, all_at_once: bool
@@ -101,7 +100,6 @@ class Run:
                 self.asker.tokenizer,
                 self.config,
                 self.predictor,
-                batch_size=self.plan.batch_size,
                 seed=self.kept.result.seed,
             )
             for warning in training.warnings:
@@ -152,7 +150,7 @@ class Run:
             self._compile(url)
         except (ServerFailed, OSError) as error:
             if mode == "greedy":
-                raise
+                raise ServerFailed(f"the target cannot be served: {reason_of(error)}") from error
             self.fleet.end(mode)
             why_not = reason_of(error)
         if why_not is None or not self._was_served(mode):
@@ -178,14 +176,15 @@ class Run:
     def _measured(self, job: Job) -> Measurement:
         """Measures a job. If the server ends, the measurement says so and has what came before."""
         drawn = self.data_sets[job.data_set]
-        talks = [self.asker.conversation(prompt, job.template) for prompt in drawn.measured]
+        prompts = drawn.prompts_for(job.concurrency)
+        talks = [self.asker.conversation(prompt, job.template) for prompt in prompts]
         outputs = [t.output_ids for t in recorded(self._warm_up_file(job.data_set, job.template))]
         answers: list[Answer] = []
         error = None
         start = time.perf_counter()
         try:
             url = self.fleet.url(job.mode)
-            warm(url, job.mode, outputs, self.asker.tokenizer.fingerprint)
+            warm(url, job.mode, outputs, self.asker.tokenizer)
             starts = None
             if job.rate is not None:
                 starts = arrivals(len(talks), job.rate, self.kept.result.seed + job.round)
@@ -249,7 +248,10 @@ def measurement_of(
     expected: TokensOfTurn | None,
     error: str | None = None,
 ) -> Measurement:
-    """The figures of replies. expected: those of mode greedy; None: not compared."""
+    """The figures of replies.
+
+    expected: those of mode greedy, which may be fewer; None: not compared.
+    """
     num_cycles = sum(answer.counts.num_cycles for answer in answers)
     cycles, accepted = {}, {}
     if job.mode in CACHE_MODES:
@@ -264,7 +266,8 @@ def measurement_of(
     tpots = [takes for answer in answers if (takes := answer.tpot) is not None]
     is_identical = None
     if expected is not None and answers:
-        is_identical = all(expected[session_of(a), a.turn] == a.token_ids for a in answers)
+        pairs = [(expected.get((session_of(a), a.turn)), a.token_ids) for a in answers]
+        is_identical = all(wanted is None or wanted == given for wanted, given in pairs)
     return Measurement(
         **job._asdict(),
         num_requests=len(answers),
