@@ -87,6 +87,9 @@ def drawn_sets(
         "num_warm_up": num_warm_up,
         "seed": seed,
     }
+    stems = [Path(name).stem for name in names]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"{', '.join(names)}: give each data set once, and files other names")
     order = [workload.name for workload in PAPER]
     names = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
     found = []

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -25,6 +26,9 @@ from sglang_hvd.view.cycles import Cycle
 
 # What the cycles of modes without HVD verify.
 _SOURCE = {"greedy": "none", "eagle3": "model", "eagle3-adaptive": "model", "ngram": "cache"}
+
+# Of each reply with which a server begins. Kernels are compiled by then.
+_NUM_COMPILING_TOKENS = 32
 
 # Table 4 is about this data set, one request at a time.
 TEMPLATE_SET = "mt-bench"
@@ -93,20 +97,11 @@ class Run:
         )
         for name, template in dict.fromkeys((job.data_set, job.template) for job in jobs):
             self._record_warm_up(name, template)
-        if self.kept.result.training is None:
-            tell("training the paper's predictor")
-            training = train_paper(
-                self._warm_up_file("", self.plan.template).parent,
-                self.asker.tokenizer,
-                self.config,
-                self.predictor,
-                seed=self.kept.result.seed,
-            )
-            for warning in training.warnings:
-                tell(warning)
-            self.kept.change(training=training)
+        if "hvd-paper" in modes and self.kept.result.training is None:
+            self._train()
         are_done = self._measure(jobs)
-        self._judge()
+        if self.kept.result.training is not None:
+            self._judge()
         self.kept.change(is_complete=are_done)
 
     def _record_warm_up(self, name: str, template: Template) -> None:
@@ -120,16 +115,30 @@ class Run:
         played = play(self.fleet.url("greedy"), talks, concurrency=max(self.plan.concurrency))
         self.asker.record(path, talks, played.answers, family=drawn.about.family)
 
+    def _train(self) -> None:
+        tell("training the paper's predictor")
+        training = train_paper(
+            self._warm_up_file("", self.plan.template).parent,
+            self.asker.tokenizer,
+            self.config,
+            self.predictor,
+            seed=self.kept.result.seed,
+        )
+        for warning in training.warnings:
+            tell(warning)
+        self.kept.change(training=training)
+
     def _measure(self, jobs: Sequence[Job]) -> bool:
         """Measures the jobs that are left. Returns whether all modes that can be served have all of
         theirs."""
         done = self.kept.done()
         gone: set[str] = set()
-        are_done = True
+        are_done, told = True, ""
         with tqdm(total=len(jobs), unit="run", disable=None) as bar:
             for job in jobs:
-                bar.set_postfix_str(f"{job.mode}, {job.data_set}, {job.concurrency} at once")
+                bar.set_postfix_str(f"{job.mode}, {job.data_set}")
                 if job not in done and job.mode not in gone:
+                    told = self._tell_stage(job, told)
                     why_not = self._start(job.mode)
                     if why_not is None:
                         self.kept.add(self._measured(job))
@@ -139,6 +148,16 @@ class Run:
                         are_done = are_done and not self._was_served(job.mode)
                 bar.update()
         return are_done
+
+    def _tell_stage(self, job: Job, told: str) -> str:
+        """Says where the run is, if that is not what it told before. Returns what it said."""
+        load = f"{job.concurrency} at once" if job.rate is None else f"{job.rate:g} per second"
+        now = f"round {job.round + 1} of {self.plan.rounds}, {load}"
+        if self.fleet.limit == 1:
+            now += f", {job.mode}"
+        if now != told:
+            tell(now)
+        return now
 
     def _start(self, mode: str) -> str | None:
         """Starts the server of a mode unless it runs. Returns why it does not start, if so."""
@@ -171,7 +190,7 @@ class Run:
         template = self.plan.template
         for number in self.plan.concurrency:
             talks = [self.asker.conversation(p, template) for p in drawn.warm_up[:number]]
-            play(url, [_only_first(talk) for talk in talks], concurrency=number)
+            play(url, [_begin_of(talk) for talk in talks], concurrency=number)
 
     def _measured(self, job: Job) -> Measurement:
         """Measures a job. If the server ends, the measurement says so and has what came before."""
@@ -296,5 +315,14 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float, float] | None:
     return float(low), float(middle), float(high)
 
 
-def _only_first(talk: Conversation) -> Conversation:
-    return lambda answers: None if answers else talk([])
+def _begin_of(talk: Conversation) -> Conversation:
+    """The first tokens of the first reply."""
+
+    def next_body(answers: Sequence[Answer]) -> dict[str, Any] | None:
+        body = None if answers else talk([])
+        if body is not None:
+            sampling = {**body["sampling_params"], "max_new_tokens": _NUM_COMPILING_TOKENS}
+            body = {**body, "sampling_params": sampling}
+        return body
+
+    return next_body

@@ -478,6 +478,7 @@ def test_join_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--model", "qwen3-80b"], "invalid choice: 'qwen3-80b'"),
         (["--model", "demo", "--modes", "eagle3,fast"], "fast: unknown, choose from greedy"),
         (["--model", "demo", "--data-sets", "alpaca"], "alpaca: the demo has samples of"),
+        (["--model", "demo", "--data-sets", "mbpp,mbpp"], "mbpp, mbpp: give each data set once"),
         (["--model", "demo", "--template", "mine"], "invalid choice: 'mine'"),
         (["--model", "qwen3-8b"], "--model qwen3-8b: torch finds no GPU: give --model demo"),
         (["--model", "demo", "--out", "/proc/self/new"], "--out: cannot write into"),
