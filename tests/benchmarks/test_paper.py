@@ -320,6 +320,7 @@ def test_a_folder_with_other_settings_is_refused(
     with pytest.raises(ValueError, match=rf"other settings \({told} differ\)"):
         KeptResult(tmp_path, result(**fields))
     assert (tmp_path / "result.json").read_bytes() == before
+    KeptResult(tmp_path, result()).close()  # nothing holds the folder
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
