@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.paper.replies import record
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.paper.results import CalibrationBin, Selection, Training
 from sglang_hvd.payoff import AcceptancePredictor
@@ -22,7 +23,6 @@ from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recording
 from sglang_hvd.replay.training.train import TrainPlan, few_updates, train_predictors
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.traces.writer import TraceWriter
 
 # Table 10.
 _BATCH_SIZE, _NUM_EPOCHS = 65536, 20
@@ -87,11 +87,9 @@ def selection(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{data_set}.hvdt"
-        with TraceWriter(path, tokenizer_fingerprint=tokenizer.fingerprint) as writer:
-            for trace in warm_up:
-                writer.write(trace)
-            for trace in measured:  # sessions are numbered in both
-                writer.write(replace(trace, session=f"measured {trace.session}"))
+        # Sessions are numbered in both.
+        apart = [replace(trace, session=f"measured {trace.session}") for trace in measured]
+        record(path, [*warm_up, *apart])
         settings = WalkSettings(
             config.for_policy("model", calibrate=False),
             model_drafter=ModelDrafter(0),  # so every token begins a cycle

@@ -16,7 +16,7 @@ from benchmarks.paper.fleet import Fleet, reason_of, warm
 from benchmarks.paper.kept import Job, KeptResult
 from benchmarks.paper.models import CACHE_MODES
 from benchmarks.paper.predictor import selection, train_paper
-from benchmarks.paper.replies import Asker, TokensOfTurn, recorded, session_of, tokens_of
+from benchmarks.paper.replies import Asker, TokensOfTurn, record, recorded, session_of, tokens_of
 from benchmarks.serving.client import Answer, Conversation, arrivals, play
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.server import ServerFailed
@@ -113,7 +113,7 @@ class Run:
         drawn = self.data_sets[name]
         talks = [self.asker.conversation(prompt, template) for prompt in drawn.warm_up]
         played = play(self.fleet.url("greedy"), talks, concurrency=max(self.plan.concurrency))
-        self.asker.record(path, talks, played.answers, family=drawn.about.family)
+        record(path, self.asker.traces(talks, played.answers, drawn.about.family))
 
     def _train(self) -> None:
         tell("training the paper's predictor")
@@ -220,27 +220,31 @@ class Run:
     def _expected(
         self, job: Job, talks: Sequence[Conversation], answers: Sequence[Answer], *, is_whole: bool
     ) -> TokensOfTurn | None:
-        """The replies of mode greedy, which its first whole measurement gives."""
+        """The replies of mode greedy. Of each prompt its first one counts."""
         path = self._replies_file(job.data_set, job.template)
-        if job.mode == "greedy" and is_whole and not path.exists():
-            family = self.data_sets[job.data_set].about.family
-            self.asker.record(path, talks, answers, family=family)
-        return tokens_of(recorded(path)) if path.exists() else None
+        known = recorded(path)
+        if job.mode == "greedy" and is_whole:
+            sessions = {trace.session for trace in known}
+            found = self.asker.traces(talks, answers, self.data_sets[job.data_set].about.family)
+            if new := [trace for trace in found if trace.session not in sessions]:
+                known += new
+                record(path, known)
+        return tokens_of(known) if known else None
 
     def _judge(self) -> None:
         """The predictor's choices among the drafts of greedy's replies."""
         judged = {found.data_set for found in self.kept.result.selections}
         predictor = AcceptancePredictor.load(self.predictor)
         template = self.plan.template
-        for name in self.data_sets:
-            path = self._replies_file(name, template)
-            if name in judged or not path.exists():
+        for name, drawn in self.data_sets.items():
+            replies = recorded(self._replies_file(name, template))
+            if name in judged or not replies:
                 continue
             tell(f"replay of the replies to {name}")
             found = selection(
                 name,
                 recorded(self._warm_up_file(name, template)),
-                recorded(path),
+                [t for t in replies if int(t.session) < drawn.about.num_measured],
                 predictor,
                 self.asker.tokenizer,
                 self.config,

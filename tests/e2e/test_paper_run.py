@@ -199,7 +199,8 @@ def test_a_slowed_mode_shows_as_slower_and_a_server_that_dies_as_a_marked_row(
         return play(url, *given, so_far=so_far, **more)
 
     monkeypatch.setattr(paper_run, "play", disturbed)
-    result = run_small(tmp_path / "out", ["greedy", "eagle3", "suffix"], launch)
+    one_at_a_time = ("--servers", "1")  # as on a GPU
+    result = run_small(tmp_path / "out", ["greedy", "eagle3", "suffix"], launch, *one_at_a_time)
     assert result.training is None  # no mode needs it
     [died] = [m for m in result.measurements if m.error is not None]
     assert (died.mode, died.num_requests) == ("suffix", 1)
