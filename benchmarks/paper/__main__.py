@@ -30,7 +30,6 @@ from benchmarks.paper.join import join
 from benchmarks.paper.kept import KeptResult
 from benchmarks.paper.machine import this_machine, versions
 from benchmarks.paper.models import LABELS, folder_of, models
-from benchmarks.paper.predictor import BATCH_SIZE
 from benchmarks.paper.replies import Asker
 from benchmarks.paper.run import TEMPLATE_SET, Plan, Run, predictor_file, tell
 from benchmarks.workloads.paper import PAPER
@@ -52,11 +51,8 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None
         return join(given[1:])
     options = _options(given)
     if options.model != "demo":
-        check_gpu()
+        check_gpu(f"--model {options.model}", "--model demo")
     with contextlib.ExitStack() as stack:
-        if options.model == "demo" and launch is None:
-            # It forks, so it starts before this process has more to do.
-            launch = stack.enter_context(ServerForker(demo_environment())).launch
         _run(options, given, launch, stack)
     return 0
 
@@ -84,6 +80,7 @@ def _run(
         are_samples=is_demo,
         copies=options.data,
         num_measured=options.prompts,
+        num_at_once=max(options.concurrency),
         num_warm_up=options.warm_up_prompts,
         seed=options.seed,
     )
@@ -117,6 +114,8 @@ def _run(
     )
     kept = stack.enter_context(contextlib.closing(KeptResult(folder, begun)))
     flags = {mode.name: mode.flags for mode in modes}
+    if is_demo and launch is None:
+        launch = stack.enter_context(ServerForker(demo_environment())).launch
 
     def make(mode: str) -> SglangServer:
         return SglangServer(
@@ -138,7 +137,6 @@ def _run(
         rounds=options.rounds,
         template=template,
         with_table_4=options.template == "both",
-        batch_size=options.train_batch_size,
     )
     config = load_config(model.paper_config, {}, {})
     of_name = {of_set.about.name: of_set for of_set in drawn}
@@ -187,7 +185,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         type=counts,
         default=[1, 8, 32],
         metavar="N,...",
-        help="requests at a time; a data set has no more than its prompts (default: 1,8,32)",
+        help="requests at a time; a data set has as many prompts at least (default: 1,8,32)",
     )
     parser.add_argument(
         "--rates",
@@ -218,13 +216,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         type=count,
         metavar="N",
         help="of each reply (default: the paper's 8192; of the demo 64)",
-    )
-    parser.add_argument(
-        "--train-batch-size",
-        type=count,
-        default=BATCH_SIZE,
-        metavar="N",
-        help="rows per update of the predictor's training (default: the paper's %(default)s)",
     )
     parser.add_argument(
         "--seed", type=seed, default=SEED, help="of draws, training and arrivals (default: 42)"

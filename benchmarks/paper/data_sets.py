@@ -44,11 +44,18 @@ _NAME = re.compile(r"\b(?:[A-Z]\w+|\w+_\w+)\b")
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A data set with its prompts."""
+    """A data set with its prompts.
+
+    measured: as many as `about` says, and more if more requests run at a time.
+    """
 
     about: DataSet
     measured: tuple[Prompt, ...]
     warm_up: tuple[Prompt, ...]
+
+    def prompts_for(self, concurrency: int) -> Sequence[Prompt]:
+        """The prompts to measure if so many requests run at a time."""
+        return self.measured[: max(concurrency, self.about.num_measured)]
 
 
 def drawn_sets(
@@ -58,6 +65,7 @@ def drawn_sets(
     are_samples: bool,
     copies: Path | None,
     num_measured: int,
+    num_at_once: int,
     num_warm_up: int,
     seed: int,
 ) -> list[Drawn]:
@@ -66,9 +74,22 @@ def drawn_sets(
     folder: keeps the prompts, so that a run that goes on needs no network and has the same ones.
     are_samples: the demo's conversations stand in for the data sets.
     copies: a folder with copies of data sets; None: they come from the hub.
+    num_at_once: the largest number of requests at a time.
 
-    Raises ValueError, in one line, if a data set cannot be read.
+    Raises ValueError, in one line, if a data set cannot be read, or if the folder has prompts that
+    were drawn otherwise.
     """
+    asked = {
+        "are_samples": are_samples,
+        "copies": None if copies is None else str(copies.absolute()),
+        "num_measured": num_measured,
+        "num_drawn": max(num_measured, num_at_once),
+        "num_warm_up": num_warm_up,
+        "seed": seed,
+    }
+    stems = [Path(name).stem for name in names]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"{', '.join(names)}: give each data set once, and files other names")
     order = [workload.name for workload in PAPER]
     names = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
     found = []
@@ -79,7 +100,7 @@ def drawn_sets(
             prompts = draw(
                 workload,
                 folder=copies,
-                num_measured=num_measured,
+                num_measured=max(num_measured, num_at_once),
                 num_warm_up=num_warm_up,
                 seed=seed,
             )
@@ -90,13 +111,13 @@ def drawn_sets(
                 licence=workload.licence,
                 revision=workload.revision,
                 is_sample=are_samples,
-                num_measured=len(prompts.measured),
+                num_measured=num_measured,
                 num_warm_up=len(prompts.warm_up),
-                signs=signs_of(prompts.measured),
+                signs=signs_of(prompts.measured[:num_measured]),
             )
-            kept = {"about": about.model_dump(), **asdict(prompts)}
+            kept = {"asked": asked, "about": about.model_dump(), **asdict(prompts)}
             write_whole(path, (json.dumps(kept, indent=1) + "\n").encode())
-        found.append(_read(path))
+        found.append(_read(path, asked))
     return found
 
 
@@ -133,16 +154,24 @@ def _sample(name: str) -> Workload:
     )
 
 
-def _read(path: Path) -> Drawn:
+def _read(path: Path, asked: Mapping[str, object]) -> Drawn:
     try:
         kept = json.loads(path.read_bytes())
-        return Drawn(
+        drawn = Drawn(
             DataSet.model_validate(kept["about"]),
             *(tuple(map(_prompt, kept[part])) for part in ("measured", "warm_up")),
         )
+        before = dict(kept["asked"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         told = str(error).splitlines()[0]
         raise ValueError(f"{path} has no prompts ({told}): remove it to draw them again") from None
+    if before != asked:
+        differing = ", ".join(name for name in asked if before.get(name) != asked[name])
+        raise ValueError(
+            f"{path} was drawn with other settings ({differing} differ): give another --out, or "
+            "the same settings"
+        )
+    return drawn
 
 
 def _prompt(fields: Mapping[str, Any]) -> Prompt:

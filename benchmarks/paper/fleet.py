@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.paper.models import CACHE_MODES
 from sglang_hvd.commands.running_server import ask, order_cache
 from sglang_hvd.demo.server import ServerFailed, SglangServer, flush_cache
+from sglang_hvd.replay.core.recordings import TraceTokenizer
 from sglang_hvd.suffix_cache.orders import AddOutputs, ListContents
 from sglang_hvd.suffix_cache.outputs import SharedOutputs
 from sglang_hvd.types import TokenIds
@@ -17,9 +18,9 @@ from sglang_hvd.types import TokenIds
 _ORDER_TOKENS, _ORDER_TEXTS = 16 * 1024, 1024
 _POLL_SECONDS = 0.05
 _CORPUS = "warm-up"
-_TOKENS_OF_CORPUS_CHUNK = 4096
 
 _ERROR = re.compile(r"(?:\[[^\]]*\] *)?((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
+_PLACE = re.compile(r'File ".*?([^/"]+)", line \d+, in (\S+)')
 
 
 @dataclass(slots=True)
@@ -64,28 +65,35 @@ class Fleet:
             self.end(mode)
 
 
-def warm(url: str, mode: str, outputs: Sequence[TokenIds], fingerprint: str) -> None:
+def warm(url: str, mode: str, outputs: Sequence[TokenIds], tokenizer: TraceTokenizer) -> None:
     """Empties a server's caches, and gives the one that drafts these outputs.
-
-    fingerprint: of the tokenizer.
 
     Raises ServerFailed, or OSError, if the server has ended.
     """
     flush_cache(url)
     try:
         if mode in CACHE_MODES:
-            _warm_suffix_cache(url, outputs, fingerprint)
+            _warm_suffix_cache(url, outputs, tokenizer.fingerprint)
         elif mode == "ngram":
-            _warm_ngram(url, outputs)
+            # It reads texts only.
+            _warm_ngram(url, [tokenizer.loaded.decode(ids.tolist()) for ids in outputs])
     except ValueError as error:
         raise ServerFailed(str(error)) from error
 
 
 def reason_of(error: Exception) -> str:
-    """Why a server did not start or ended, in one line: the last error of its log, if any."""
+    """Why a server did not start or ended, in one line: the last error of its log, if any.
+
+    If the error has no message, the function that raised it is told.
+    """
+    reason, place = "", ""
     lines = str(error).splitlines() or [repr(error)]
-    errors = [found[1] for line in lines if (found := _ERROR.fullmatch(line.strip()))]
-    return errors[-1] if errors else lines[0].rstrip(":")
+    for line in lines:
+        if found := _PLACE.fullmatch(line.strip()):
+            place = f" in {found[2]} ({found[1]})"
+        elif found := _ERROR.fullmatch(line.strip()):
+            reason = found[1] if ":" in found[1] else found[1] + place
+    return reason or lines[0].rstrip(":")
 
 
 def _server_info(server: SglangServer) -> Any:
@@ -99,14 +107,10 @@ def _warm_suffix_cache(url: str, outputs: Sequence[TokenIds], fingerprint: str) 
         time.sleep(_POLL_SECONDS)
 
 
-def _warm_ngram(url: str, outputs: Sequence[TokenIds]) -> None:
+def _warm_ngram(url: str, texts: Sequence[str]) -> None:
     """SGLang's corpus in addition to the texts of earlier requests."""
     for corpus in ask(f"{url}/list_external_corpora", None, None)["corpus_token_counts"]:
         ask(f"{url}/remove_external_corpus", {"corpus_id": corpus}, None)
-    chunks = [
-        ids.tolist()[start : start + _TOKENS_OF_CORPUS_CHUNK]
-        for ids in outputs
-        for start in range(0, len(ids), _TOKENS_OF_CORPUS_CHUNK)
-    ]
-    if chunks:
-        ask(f"{url}/add_external_corpus", {"corpus_id": _CORPUS, "token_chunks": chunks}, None)
+    documents = [text for text in texts if text]
+    if documents:
+        ask(f"{url}/add_external_corpus", {"corpus_id": _CORPUS, "documents": documents}, None)

@@ -1,5 +1,6 @@
 """Compares runs of one model on several machines (figure 5)."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,57 +32,51 @@ def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
 
     Throughput and cycles are those of all data sets and rounds together.
 
-    Raises ValueError if the runs are of different models or settings.
+    Raises ValueError if the runs are of different models or settings, or have nothing in common.
     """
     for name in ("model", "max_new_tokens", "seed"):
-        values = {getattr(result, name) for result in results}
+        values = sorted({str(getattr(result, name)) for result in results})
         if len(values) > 1:
-            told = ", ".join(sorted(map(str, values)))
-            raise ValueError(f"runs of different {name} cannot be compared: {told}")
-    cells = [{_cell(m) for m in result.measurements if m.error is None} for result in results]
-    common = set.intersection(*cells)
+            raise ValueError(f"runs of different {name} cannot be compared: {', '.join(values)}")
+    cells = [_cells(result) for result in results]
+    common = sorted(set.intersection(*(set(of_run) for of_run in cells)))
     if not common:
         raise ValueError("the runs have no measurement in common")
     rows: list[dict[str, object]] = []
-    modes = [mode for mode in results[0].modes if any(cell[0] == mode.name for cell in common)]
-    for num_at_once in sorted({cell[3] for cell in common}):
-        for mode in modes:
-            for result in results:
-                found = _of(result, common, mode.name, num_at_once)
-                if not found:
+    for num_at_once in sorted({number for _, _, number in common}):
+        for mode in results[0].modes:
+            for result, of_run in zip(results, cells, strict=True):
+                names = [
+                    name for m, name, number in common if (m, number) == (mode.name, num_at_once)
+                ]
+                if not names:
                     continue
-                base = _of(result, common, "eagle3", num_at_once)
-                speed = _speed(found)
+                found = [m for name in names for m in of_run[mode.name, name, num_at_once]]
+                bases = [of_run.get(("eagle3", name, num_at_once), []) for name in names]
+                base = [m for of_set in bases for m in of_set] if all(bases) else []
+                num_tokens = sum(m.num_tokens for m in found)
                 rows.append(
                     {
                         "machine": result.machine.gpu or result.machine.cpu,
                         "mode": mode.label,
                         "num_at_once": num_at_once,
-                        "tokens_per_s": speed,
-                        "speedup": speed / _speed(base) if base else None,
-                        "cycles_per_1k": 1000
-                        * sum(m.num_cycles for m in found)
-                        / sum(m.num_tokens for m in found),
+                        "tokens_per_s": _speed(found),
+                        "speedup": _speed(found) / _speed(base) if base else None,
+                        "cycles_per_1k": 1000 * sum(m.num_cycles for m in found) / num_tokens,
                     }
                 )
     return rows
 
 
-def _cell(m: Measurement) -> tuple[str, str, str, int]:
-    return m.mode, m.data_set, m.template, 0 if m.rate else m.concurrency
-
-
-def _of(
-    result: Result, common: set[tuple[str, str, str, int]], mode: str, num_at_once: int
-) -> list[Measurement]:
-    return [
-        m
-        for m in result.measurements
-        if m.error is None
-        and m.rate is None
-        and (m.mode, m.concurrency) == (mode, num_at_once)
-        and _cell(m) in common
-    ]
+def _cells(result: Result) -> dict[tuple[str, str, int], list[Measurement]]:
+    """Whole measurements of closed loops, by mode, data set and concurrency. Those without a chat
+    template are left out, unless there are no others."""
+    found = [m for m in result.measurements if m.error is None and m.rate is None]
+    official = [m for m in found if m.template == "official"]
+    cells = defaultdict(list)
+    for m in official or found:
+        cells[m.mode, m.data_set, m.concurrency].append(m)
+    return cells
 
 
 def _speed(found: Sequence[Measurement]) -> float:

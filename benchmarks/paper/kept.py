@@ -44,13 +44,20 @@ class KeptResult:
             os.close(self._lock)
             raise ValueError(f"another run writes into {folder}: give another --out") from None
         self.path = folder / "result.json"
+        try:
+            self.result = self._begin(begun)
+            self._write()
+        except ValueError:
+            self.close()
+            raise
+
+    def _begin(self, begun: Result) -> Result:
         remove_leftovers(self.path)
-        self.result = begun
-        if self.path.exists():
-            found = read_result(self.path)
-            _check_same(found, begun, folder)
-            self.result = found.model_copy(update={"is_complete": False})
-        self._write()
+        if not self.path.exists():
+            return begun
+        found = read_result(self.path)
+        _check_same(found, begun, self.path.parent)
+        return found.model_copy(update={"is_complete": False})
 
     def close(self) -> None:
         os.close(self._lock)

@@ -3,10 +3,12 @@
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.paper.replies import record
 from sglang_hvd.config import PAPER_THRESHOLD, HvdConfig
 from sglang_hvd.paper.results import CalibrationBin, Selection, Training
 from sglang_hvd.payoff import AcceptancePredictor
@@ -21,10 +23,9 @@ from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.replay.core.walk import WalkSettings, walk_recording
 from sglang_hvd.replay.training.train import TrainPlan, few_updates, train_predictors
 from sglang_hvd.traces.trace import Trace
-from sglang_hvd.traces.writer import TraceWriter
 
 # Table 10.
-BATCH_SIZE, NUM_EPOCHS = 65536, 20
+_BATCH_SIZE, _NUM_EPOCHS = 65536, 20
 
 _NUM_BINS = 10
 
@@ -35,7 +36,6 @@ def train_paper(
     config: HvdConfig,
     output: Path,
     *,
-    batch_size: int,
     seed: int,
 ) -> Training:
     """Trains the paper's predictor on a folder of recordings, and writes it.
@@ -46,7 +46,7 @@ def train_paper(
     """
     start = time.monotonic()
     plan = TrainPlan(
-        config=config, held_out=0, batch_size=batch_size, num_epochs=NUM_EPOCHS, seed=seed
+        config=config, held_out=0, batch_size=_BATCH_SIZE, num_epochs=_NUM_EPOCHS, seed=seed
     ).as_paper()
     found = find_recordings(recordings)
     predictor = train_predictors(found, [tokenizer], plan, ["mlp"])["mlp"]
@@ -63,8 +63,8 @@ def train_paper(
             "kind": "mlp",
             "hidden_sizes": "x".join(map(str, settings["hidden_sizes"])),
             "learning_rate": settings["learning_rate"],
-            "batch_size": batch_size,
-            "epochs": NUM_EPOCHS,
+            "batch_size": _BATCH_SIZE,
+            "epochs": _NUM_EPOCHS,
             "rounds": plan.num_rounds,
             "seed": seed,
         },
@@ -87,9 +87,9 @@ def selection(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{data_set}.hvdt"
-        with TraceWriter(path, tokenizer_fingerprint=tokenizer.fingerprint) as writer:
-            for trace in (*warm_up, *measured):
-                writer.write(trace)
+        # Sessions are numbered in both.
+        apart = [replace(trace, session=f"measured {trace.session}") for trace in measured]
+        record(path, [*warm_up, *apart])
         settings = WalkSettings(
             config.for_policy("model", calibrate=False),
             model_drafter=ModelDrafter(0),  # so every token begins a cycle

@@ -56,36 +56,30 @@ class Asker:
 
         return conversation_of(prompt, request, max_tokens=self.max_tokens)
 
-    def record(
-        self,
-        path: Path,
-        conversations: Sequence[Conversation],
-        answers: Sequence[Answer],
-        *,
-        family: str,
-    ) -> None:
-        """Writes replies as a recording, completely or not at all."""
+    def traces(
+        self, conversations: Sequence[Conversation], answers: Sequence[Answer], family: str
+    ) -> list[Trace]:
+        """The answers as recordings have them, in the order of their conversations."""
         of_conversation: dict[int, list[Answer]] = defaultdict(list)
         for answer in sorted(answers, key=lambda answer: (answer.conversation, answer.turn)):
             of_conversation[answer.conversation].append(answer)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fingerprint = self.tokenizer.fingerprint
-        with TraceWriter(path, tokenizer_fingerprint=fingerprint) as writer:
-            for number, said in of_conversation.items():
-                for answer in said:
-                    body = conversations[number](said[: answer.turn])
-                    assert body is not None, "the answer was given to a request"
-                    writer.write(
-                        Trace(
-                            prompt_ids=np.array(body["input_ids"], np.int32),
-                            output_ids=np.array(answer.token_ids, np.int32),
-                            session=session_of(answer),
-                            turn=answer.turn,
-                            family=family,
-                            tokenizer_fingerprint=fingerprint,
-                            is_cut=answer.num_tokens >= self.max_tokens,
-                        )
+        found = []
+        for number, said in of_conversation.items():
+            for answer in said:
+                body = conversations[number](said[: answer.turn])
+                assert body is not None, "the answer was given to a request"
+                found.append(
+                    Trace(
+                        prompt_ids=np.array(body["input_ids"], np.int32),
+                        output_ids=np.array(answer.token_ids, np.int32),
+                        session=session_of(answer),
+                        turn=answer.turn,
+                        family=family,
+                        tokenizer_fingerprint=self.tokenizer.fingerprint,
+                        is_cut=answer.num_tokens >= self.max_tokens,
                     )
+                )
+        return found
 
 
 def session_of(answer: Answer) -> str:
@@ -93,9 +87,21 @@ def session_of(answer: Answer) -> str:
     return str(answer.conversation)
 
 
+def record(path: Path, traces: Sequence[Trace]) -> None:
+    """Writes replies as a recording, completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fingerprint = traces[0].tokenizer_fingerprint if traces else ""
+    with TraceWriter(path, tokenizer_fingerprint=fingerprint) as writer:
+        for trace in traces:
+            writer.write(trace)
+
+
 def recorded(path: Path) -> list[Trace]:
-    """The replies of a recording. Raises ValueError, in one line, if it cannot be read."""
-    return list(read_traces(path))
+    """The replies of a recording; none if it is not there.
+
+    Raises ValueError, in one line, if it cannot be read.
+    """
+    return list(read_traces(path)) if path.exists() else []
 
 
 def tokens_of(traces: Sequence[Trace]) -> TokensOfTurn:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -15,7 +16,7 @@ from benchmarks.paper.fleet import Fleet, reason_of, warm
 from benchmarks.paper.kept import Job, KeptResult
 from benchmarks.paper.models import CACHE_MODES
 from benchmarks.paper.predictor import selection, train_paper
-from benchmarks.paper.replies import Asker, TokensOfTurn, recorded, session_of, tokens_of
+from benchmarks.paper.replies import Asker, TokensOfTurn, record, recorded, session_of, tokens_of
 from benchmarks.serving.client import Answer, Conversation, arrivals, play
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.demo.server import ServerFailed
@@ -25,6 +26,9 @@ from sglang_hvd.view.cycles import Cycle
 
 # What the cycles of modes without HVD verify.
 _SOURCE = {"greedy": "none", "eagle3": "model", "eagle3-adaptive": "model", "ngram": "cache"}
+
+# Of each reply with which a server begins. Kernels are compiled by then.
+_NUM_COMPILING_TOKENS = 32
 
 # Table 4 is about this data set, one request at a time.
 TEMPLATE_SET = "mt-bench"
@@ -42,7 +46,6 @@ class Plan:
     rounds: int
     template: Template
     with_table_4: bool
-    batch_size: int
 
     def jobs(
         self, modes: Sequence[str], data_sets: Sequence[str], *, all_at_once: bool
@@ -94,21 +97,11 @@ class Run:
         )
         for name, template in dict.fromkeys((job.data_set, job.template) for job in jobs):
             self._record_warm_up(name, template)
-        if self.kept.result.training is None:
-            tell("training the paper's predictor")
-            training = train_paper(
-                self._warm_up_file("", self.plan.template).parent,
-                self.asker.tokenizer,
-                self.config,
-                self.predictor,
-                batch_size=self.plan.batch_size,
-                seed=self.kept.result.seed,
-            )
-            for warning in training.warnings:
-                tell(warning)
-            self.kept.change(training=training)
+        if "hvd-paper" in modes and self.kept.result.training is None:
+            self._train()
         are_done = self._measure(jobs)
-        self._judge()
+        if self.kept.result.training is not None:
+            self._judge()
         self.kept.change(is_complete=are_done)
 
     def _record_warm_up(self, name: str, template: Template) -> None:
@@ -120,18 +113,32 @@ class Run:
         drawn = self.data_sets[name]
         talks = [self.asker.conversation(prompt, template) for prompt in drawn.warm_up]
         played = play(self.fleet.url("greedy"), talks, concurrency=max(self.plan.concurrency))
-        self.asker.record(path, talks, played.answers, family=drawn.about.family)
+        record(path, self.asker.traces(talks, played.answers, drawn.about.family))
+
+    def _train(self) -> None:
+        tell("training the paper's predictor")
+        training = train_paper(
+            self._warm_up_file("", self.plan.template).parent,
+            self.asker.tokenizer,
+            self.config,
+            self.predictor,
+            seed=self.kept.result.seed,
+        )
+        for warning in training.warnings:
+            tell(warning)
+        self.kept.change(training=training)
 
     def _measure(self, jobs: Sequence[Job]) -> bool:
         """Measures the jobs that are left. Returns whether all modes that can be served have all of
         theirs."""
         done = self.kept.done()
         gone: set[str] = set()
-        are_done = True
+        are_done, told = True, ""
         with tqdm(total=len(jobs), unit="run", disable=None) as bar:
             for job in jobs:
-                bar.set_postfix_str(f"{job.mode}, {job.data_set}, {job.concurrency} at once")
+                bar.set_postfix_str(f"{job.mode}, {job.data_set}")
                 if job not in done and job.mode not in gone:
+                    told = self._tell_stage(job, told)
                     why_not = self._start(job.mode)
                     if why_not is None:
                         self.kept.add(self._measured(job))
@@ -141,6 +148,16 @@ class Run:
                         are_done = are_done and not self._was_served(job.mode)
                 bar.update()
         return are_done
+
+    def _tell_stage(self, job: Job, told: str) -> str:
+        """Says where the run is, if that is not what it told before. Returns what it said."""
+        load = f"{job.concurrency} at once" if job.rate is None else f"{job.rate:g} per second"
+        now = f"round {job.round + 1} of {self.plan.rounds}, {load}"
+        if self.fleet.limit == 1:
+            now += f", {job.mode}"
+        if now != told:
+            tell(now)
+        return now
 
     def _start(self, mode: str) -> str | None:
         """Starts the server of a mode unless it runs. Returns why it does not start, if so."""
@@ -152,7 +169,7 @@ class Run:
             self._compile(url)
         except (ServerFailed, OSError) as error:
             if mode == "greedy":
-                raise
+                raise ServerFailed(f"the target cannot be served: {reason_of(error)}") from error
             self.fleet.end(mode)
             why_not = reason_of(error)
         if why_not is None or not self._was_served(mode):
@@ -173,19 +190,20 @@ class Run:
         template = self.plan.template
         for number in self.plan.concurrency:
             talks = [self.asker.conversation(p, template) for p in drawn.warm_up[:number]]
-            play(url, [_only_first(talk) for talk in talks], concurrency=number)
+            play(url, [_begin_of(talk) for talk in talks], concurrency=number)
 
     def _measured(self, job: Job) -> Measurement:
         """Measures a job. If the server ends, the measurement says so and has what came before."""
         drawn = self.data_sets[job.data_set]
-        talks = [self.asker.conversation(prompt, job.template) for prompt in drawn.measured]
+        prompts = drawn.prompts_for(job.concurrency)
+        talks = [self.asker.conversation(prompt, job.template) for prompt in prompts]
         outputs = [t.output_ids for t in recorded(self._warm_up_file(job.data_set, job.template))]
         answers: list[Answer] = []
         error = None
         start = time.perf_counter()
         try:
             url = self.fleet.url(job.mode)
-            warm(url, job.mode, outputs, self.asker.tokenizer.fingerprint)
+            warm(url, job.mode, outputs, self.asker.tokenizer)
             starts = None
             if job.rate is not None:
                 starts = arrivals(len(talks), job.rate, self.kept.result.seed + job.round)
@@ -202,27 +220,31 @@ class Run:
     def _expected(
         self, job: Job, talks: Sequence[Conversation], answers: Sequence[Answer], *, is_whole: bool
     ) -> TokensOfTurn | None:
-        """The replies of mode greedy, which its first whole measurement gives."""
+        """The replies of mode greedy. Of each prompt its first one counts."""
         path = self._replies_file(job.data_set, job.template)
-        if job.mode == "greedy" and is_whole and not path.exists():
-            family = self.data_sets[job.data_set].about.family
-            self.asker.record(path, talks, answers, family=family)
-        return tokens_of(recorded(path)) if path.exists() else None
+        known = recorded(path)
+        if job.mode == "greedy" and is_whole:
+            sessions = {trace.session for trace in known}
+            found = self.asker.traces(talks, answers, self.data_sets[job.data_set].about.family)
+            if new := [trace for trace in found if trace.session not in sessions]:
+                known += new
+                record(path, known)
+        return tokens_of(known) if known else None
 
     def _judge(self) -> None:
         """The predictor's choices among the drafts of greedy's replies."""
         judged = {found.data_set for found in self.kept.result.selections}
         predictor = AcceptancePredictor.load(self.predictor)
         template = self.plan.template
-        for name in self.data_sets:
-            path = self._replies_file(name, template)
-            if name in judged or not path.exists():
+        for name, drawn in self.data_sets.items():
+            replies = recorded(self._replies_file(name, template))
+            if name in judged or not replies:
                 continue
             tell(f"replay of the replies to {name}")
             found = selection(
                 name,
                 recorded(self._warm_up_file(name, template)),
-                recorded(path),
+                [t for t in replies if int(t.session) < drawn.about.num_measured],
                 predictor,
                 self.asker.tokenizer,
                 self.config,
@@ -249,7 +271,10 @@ def measurement_of(
     expected: TokensOfTurn | None,
     error: str | None = None,
 ) -> Measurement:
-    """The figures of replies. expected: those of mode greedy; None: not compared."""
+    """The figures of replies.
+
+    expected: those of mode greedy, which may be fewer; None: not compared.
+    """
     num_cycles = sum(answer.counts.num_cycles for answer in answers)
     cycles, accepted = {}, {}
     if job.mode in CACHE_MODES:
@@ -264,7 +289,8 @@ def measurement_of(
     tpots = [takes for answer in answers if (takes := answer.tpot) is not None]
     is_identical = None
     if expected is not None and answers:
-        is_identical = all(expected[session_of(a), a.turn] == a.token_ids for a in answers)
+        pairs = [(expected.get((session_of(a), a.turn)), a.token_ids) for a in answers]
+        is_identical = all(wanted is None or wanted == given for wanted, given in pairs)
     return Measurement(
         **job._asdict(),
         num_requests=len(answers),
@@ -293,5 +319,14 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float, float] | None:
     return float(low), float(middle), float(high)
 
 
-def _only_first(talk: Conversation) -> Conversation:
-    return lambda answers: None if answers else talk([])
+def _begin_of(talk: Conversation) -> Conversation:
+    """The first tokens of the first reply."""
+
+    def next_body(answers: Sequence[Answer]) -> dict[str, Any] | None:
+        body = None if answers else talk([])
+        if body is not None:
+            sampling = {**body["sampling_params"], "max_new_tokens": _NUM_COMPILING_TOKENS}
+            body = {**body, "sampling_params": sampling}
+        return body
+
+    return next_body
