@@ -12,7 +12,7 @@ from rich.theme import Theme
 
 from sglang_hvd.view.cycles import TokenSource
 from sglang_hvd.view.pages import plain
-from sglang_hvd.view.reply_page import SOURCES
+from sglang_hvd.view.reply_page import TOKEN_LOOKS
 
 # Both colours of a token are set, so that it is readable on a dark terminal and on a light one. Who
 # cannot tell the colours apart sees bold, italic and underlined text.
@@ -72,7 +72,7 @@ def legend(console: Console) -> Columns:
     return Columns(
         [
             Text(name if has_colours(console) else f"{letter} {name}", source)
-            for source, (letter, name, _) in SOURCES.items()
+            for source, (letter, name, _) in TOKEN_LOOKS.items()
         ],
         padding=(0, 2),
     )
@@ -81,7 +81,9 @@ def legend(console: Console) -> Columns:
 def _letters(line: Text) -> Text:
     """The letter of each character's source, below it."""
     letters = [" "] * len(line)
-    letter_of: dict[object, str] = {source: letter for source, (letter, _, _) in SOURCES.items()}
+    letter_of: dict[object, str] = {
+        source: letter for source, (letter, _, _) in TOKEN_LOOKS.items()
+    }
     for start, end, source in line.spans:
         letters[start:end] = letter_of[source] * (end - start)
     return Text(

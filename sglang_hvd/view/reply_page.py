@@ -13,7 +13,7 @@ from sglang_hvd.view.replies import ViewedReply
 from sglang_hvd.whole_file import write_whole
 
 # Of each source of tokens: its letter, its name, and what it means.
-SOURCES: dict[TokenSource, tuple[str, str, str]] = {
+TOKEN_LOOKS: dict[TokenSource, tuple[str, str, str]] = {
     "prompt": ("P", "prompt copy", "a cache draft found in the request's own prompt"),
     "output": ("O", "own output", "a cache draft found in the request's own output"),
     "shared": ("S", "another request", "a cache draft found in a finished request"),
@@ -21,7 +21,7 @@ SOURCES: dict[TokenSource, tuple[str, str, str]] = {
     "both": ("B", "both drafts", "the cache draft and the model drafter agree"),
     "target": ("T", "target model", "no draft: the bonus token of a cycle, or the prefill's"),
 }
-assert tuple(SOURCES) == TOKEN_SOURCES
+assert tuple(TOKEN_LOOKS) == TOKEN_SOURCES
 
 # What a cycle verified, by its source and the origin of its cache draft.
 _KINDS = {
@@ -60,7 +60,7 @@ def render(replies: Sequence[ViewedReply], *, title: str) -> str:
     return (
         page_environment("sglang_hvd.view")
         .get_template("replies.html")
-        .render(title=title, pages=[_Shown.of(reply) for reply in replies], SOURCES=SOURCES)
+        .render(title=title, pages=[_Shown.of(reply) for reply in replies], TOKEN_LOOKS=TOKEN_LOOKS)
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_hvd.view.cycles import TOKEN_SOURCES, Cycle
 from sglang_hvd.view.replies import ViewedReply
-from sglang_hvd.view.reply_page import SOURCES, render, write_page
+from sglang_hvd.view.reply_page import TOKEN_LOOKS, render, write_page
 from tests.view.made_up import cycle
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x00\ud800]]>"
@@ -137,8 +137,8 @@ def test_nothing_comes_from_the_network() -> None:
 
 
 def test_every_source_has_its_letter_and_its_line() -> None:
-    assert tuple(SOURCES) == TOKEN_SOURCES
-    letters = [letter for letter, *_ in SOURCES.values()]
+    assert tuple(TOKEN_LOOKS) == TOKEN_SOURCES
+    letters = [letter for letter, *_ in TOKEN_LOOKS.values()]
     assert len(set(letters)) == len(letters)
     page = render([REPLY], title="Replies")
     for source in TOKEN_SOURCES[1:]:

@@ -60,7 +60,7 @@ class RunAhead:
         """
         if (
             not batch.forward_mode.is_decode()
-            or batch.has_grammar  # SGLang waits for each token of a grammar
+            or batch.has_grammar  # a grammar's mask needs the last tokens
             or self._catch_up.ends_run(len(batch.reqs))
         ):
             return None

@@ -18,7 +18,7 @@ class RequestControl(BaseModel):
     """How one request wants to be served.
 
     policy: "off", or one of served_policies; None: the server's.
-    max_draft_tokens: of a cycle, all drafts together; None: as the policy does.
+    max_draft_tokens: of a cycle, all drafts together; None: no limit but the server's.
     learn: its text may enter the shared cache and recordings, and its cycles the calibration.
     share: it drafts from finished requests of its namespace, and they from its output.
     namespace: divides the requests that SGLang's prefix cache does not keep apart.

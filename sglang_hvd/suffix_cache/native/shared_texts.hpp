@@ -30,7 +30,7 @@ struct Namespace {
         std::uint64_t serial;
         std::size_t num_tokens;
         std::uint64_t offset;   // counts all tokens and ends of the namespace before it
-        std::int64_t kept_at;  // seconds since 1970
+        std::int64_t kept_at;  // seconds since 1970, for people: ranks differ, and it may fall
     };
     std::deque<Kept> kept;  // oldest first
     std::uint64_t newest() const { return kept.empty() ? 0 : kept.back().serial; }  // 0: none
