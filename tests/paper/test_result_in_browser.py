@@ -66,7 +66,7 @@ def test_all_text_stands_out_from_the_page(
             const l = light(one.tagName === 'text' ? style.fill : style.color);
             return (Math.max(l, behind) + .05) / (Math.min(l, behind) + .05);
           };
-          return Math.min(...[...document.querySelectorAll('p, th, td, dd, dt, text')].map(of));
+          return Math.min(...[...document.querySelectorAll('p, th, td, dd, dt, a, text')].map(of));
         }"""
     )
     assert lowest >= 4.5
@@ -78,6 +78,8 @@ def test_the_tab_key_reaches_the_tables_and_shows_where_it_is(
     path: Path,
 ) -> None:
     page = Page(browser, path, 400, "light")
+    page.tab.locator("nav a").first.focus()
+    page.tab.keyboard.press("Enter")
     reached = []
     for _ in range(6):
         page.tab.keyboard.press("Tab")

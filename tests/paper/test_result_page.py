@@ -156,7 +156,7 @@ def test_a_run_without_a_gpu_on_samples_says_what_it_is_worth() -> None:
         for row in table.iter("tr")
         if row[0].get("scope") == "row"
     ]
-    assert "MBPP sample no GPU" in rows
+    assert "MBPP sample, no GPU" in rows
     assert "Spider" in rows
 
 
@@ -208,6 +208,14 @@ def test_several_runs_begin_with_figure_5_and_say_how_they_differ() -> None:
     ) in said
     ids = [element.attrib["id"] for element in tree.iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids))
+
+
+def test_each_section_is_linked_to(page: str) -> None:
+    tree = parse(page)
+    [nav] = tree.iter("nav")
+    linked = [one.attrib["href"].removeprefix("#") for one in nav.iter("a")]
+    assert linked == [one.attrib["id"] for one in tree.iter("section")]
+    assert len(linked) == 9
 
 
 def test_the_page_says_what_was_measured_where(page: str) -> None:
