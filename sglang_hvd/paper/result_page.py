@@ -72,9 +72,10 @@ def _worth(run: RunData) -> str:
         lacks.append(f"{num_samples} of {len(result.data_sets)} data sets are made-up samples")
     if lacks:
         told = " and ".join(lacks)
+        broken = "" if result.is_complete else "; the run is not complete"
         return (
             f"{told[0].upper()}{told[1:]}, so the figures show that all of it works and not how "
-            "fast it is."
+            f"fast it is{broken}."
         )
     if not result.is_complete:
         return f"The run on {run.machine} is not complete, so figures are missing."

@@ -242,13 +242,15 @@ def _at_highest(run: RunData, closed: _ByLoad) -> str:
         return "This run has one request at a time only"
     cells = {method: closed[number].get(method, [NONE] * 2)[1] for method in METHODS}
     said = [
-        f"{run.label(method)} decodes {cell.value:.2f} times as fast"
+        f"{run.label(method)} decodes {cell.value:.2f}"
         for method, cell in cells.items()
         if isinstance(cell, Measured)
     ]
     if not said:
         return f"With {number:g} requests at a time, this run has no speedup"
-    return f"With {number:g} requests at a time, {' and '.join(said)} as greedy decoding"
+    return (
+        f"With {number:g} requests at a time, {' and '.join(said)} times as fast as greedy decoding"
+    )
 
 
 def _machines(runs: Sequence[RunData]) -> Part:

@@ -1,9 +1,10 @@
 """How fast a run decodes: tables 1, 3, 4 and 11 to 13, figures 4 and 5, and other loads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from sglang_hvd.paper import published
+from sglang_hvd.paper.results import Template
 from sglang_hvd.paper.rounds import (
     Cell,
     Load,
@@ -23,6 +24,10 @@ from sglang_hvd.paper.table_values import (
     title_of,
 )
 
+_TEMPLATES: Mapping[Template, str] = {
+    "none": "template omitted",
+    "official": "official template",
+}
 _MEDIANS = "Medians over the rounds, with the lowest and the highest round."
 
 
@@ -255,9 +260,8 @@ def templates(run: RunData) -> Table:
     name = published.TEMPLATE_DATA_SET
     rows = []
     for mode in ("eagle3", *METHODS):
-        for template, says in (("none", "template omitted"), ("official", "official template")):
-            load = Load(template=template)  # type: ignore[arg-type]
-            found = run.rounds.totals(mode, [name], load)
+        for template, says in _TEMPLATES.items():
+            found = run.rounds.totals(mode, [name], Load(template))
             cells = [
                 _figure(found, lambda total: total.mean_accepted),
                 _figure(found, lambda total: total.cycles_per_1k),

@@ -39,7 +39,7 @@ def test_a_result_becomes_a_page(folder: Path) -> None:
 def test_runs_of_several_machines_become_one_page(folder: Path) -> None:
     assert main(["report", "h100.json", "cpu.json", "--output", "page.html"]) == 0
     page = (folder / "page.html").read_text()
-    assert page.count("Table 1: speedup, on ") == 2
+    assert page.count('<p class="topic">Table 1: speedup, on ') == 2
 
 
 @pytest.mark.parametrize(
