@@ -7,9 +7,10 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from sglang_hvd.paper import published
-from sglang_hvd.paper.result_parts import pace, parts_of
+from sglang_hvd.paper.result_parts import main_method, pace, parts_of
 from sglang_hvd.paper.results import Result
 from sglang_hvd.paper.rounds import Cell, Measured, Missing
+from sglang_hvd.paper.speed_tables import mean_over
 from sglang_hvd.paper.table_values import Column, Quoted, RunData, Table, title_of
 from sglang_hvd.view.pages import page_environment
 
@@ -25,7 +26,7 @@ def write_page(results: Sequence[Result], *, command: str) -> str:
         .get_template("result.html")
         .render(
             runs=runs,
-            sentences=_sentences(runs),
+            sentences=sentences(runs),
             parts=parts_of(runs),
             command=command,
             title_of=title_of,
@@ -33,22 +34,26 @@ def write_page(results: Sequence[Result], *, command: str) -> str:
     )
 
 
-def _sentences(runs: Sequence[RunData]) -> list[str]:
+def sentences(runs: Sequence[RunData]) -> list[str]:
     """Two sentences: what the runs show, and what it is worth."""
     first = runs[0]
     if len(runs) == 1:
-        num_sets = len(first.data_sets)
-        means = f"geometric mean of {num_sets} data sets" if num_sets > 1 else "one data set"
-        return [f"{pace(first, 'hvd')} ({means}).", _worth(first)]
-    cells = [(run, run.rounds.mean_speedup("hvd", "eagle3", run.data_sets)) for run in runs]
+        mean = mean_over(first, main_method(first), "greedy")
+        number = str(len(first.data_sets))
+        if isinstance(mean, Measured) and mean.note:
+            number = mean.note
+        means = "one data set" if number == "1" else f"geometric mean of {number} data sets"
+        return [f"{pace(first)} ({means}).", _worth(first)]
+    method = main_method(first)
+    cells = [(run, mean_over(run, method, "eagle3")) for run in runs]
     times = [
         f"{cell.value:.2f} times as fast as EAGLE3 on {run.machine}"
         for run, cell in cells
         if isinstance(cell, Measured)
     ]
-    said = f"{first.label('hvd')} decodes {' and '.join(times)}."
+    said = f"{first.label(method)} decodes {' and '.join(times)}."
     if not times:
-        said = f"No run says how fast {first.label('hvd')} is."
+        said = f"No run says how fast {first.label(method)} is."
     differing = [
         name.replace("_", " ")
         for name in _SAME

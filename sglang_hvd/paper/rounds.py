@@ -93,13 +93,16 @@ class Total:
         cycles per 1000 tokens only over all of them: 1000 / 397.8 - 1 is the 1.51 of its row
         Suffix, where 97.6 % of the cycles verify a draft.
         """
-        has_drafts = any(self.cycles.get(source) for source in ("cache", "model", "both"))
-        return self.num_accepted / self.num_cycles if has_drafts else None
+        return self.num_accepted / self.num_cycles if self._has_drafts else None
 
     def share(self, source: str) -> float | None:
         """Share of the cycles that verify a draft of this source alone; of `both`, of both."""
-        has_drafts = any(self.cycles.get(source) for source in ("cache", "model", "both"))
-        return self.cycles.get(source, 0) / self.num_cycles if has_drafts else None
+        return self.cycles.get(source, 0) / self.num_cycles if self._has_drafts else None
+
+    @property
+    def _has_drafts(self) -> bool:
+        sources = ("cache", "model", "both")
+        return self.num_cycles > 0 and any(self.cycles.get(source) for source in sources)
 
 
 class Rounds:

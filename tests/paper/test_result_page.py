@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sglang_hvd.paper.result_page import write_page
+from sglang_hvd.paper.result_page import sentences, write_page
 from sglang_hvd.paper.results import Result
+from sglang_hvd.paper.table_values import RunData
 from tests.paper.made_up import (
     CPU,
     LABELS,
@@ -51,6 +52,11 @@ def page() -> str:
 
 def text_of(page: str) -> str:
     return " ".join("".join(parse(page).itertext()).split())
+
+
+def said_of(*results: Result) -> str:
+    """The sentences at the top of the page."""
+    return " ".join(sentences([RunData.of(one) for one in results]))
 
 
 def table_of(tree: ElementTree.Element, name: str) -> ElementTree.Element:
@@ -124,8 +130,22 @@ def test_the_page_says_first_what_the_run_shows(page: str) -> None:
 
 def test_a_slower_run_says_so() -> None:
     slow = [measurement(m, "mbpp", speed=50 if m == "hvd" else None) for m in LABELS]
-    said = text_of(write_page([result(["mbpp"], measurements=tuple(slow))], command=MADE))
+    said = said_of(result(["mbpp"], measurements=tuple(slow)))
     assert "decodes 0.50 times as fast as greedy decoding and 0.33 times as fast as EAGLE3" in said
+
+
+def test_a_run_of_the_papers_method_alone_says_how_fast_that_is() -> None:
+    kept = result(["mbpp"], ["greedy", "hvd-paper"])
+    assert "HVD (paper) decodes 2.00 times as fast as greedy decoding (one data set)." in said_of(
+        kept
+    )
+
+
+def test_a_mean_over_fewer_data_sets_says_so() -> None:
+    kept = result(["mbpp", "mt-bench"], ["greedy", "hvd"])
+    fewer = tuple(m for m in kept.measurements if (m.mode, m.data_set) != ("hvd", "mbpp"))
+    said = said_of(kept.model_copy(update={"measurements": fewer}))
+    assert "times as fast as greedy decoding (geometric mean of 1 of 2 data sets)." in said
 
 
 def test_a_difference_within_the_noise_is_called_so() -> None:
@@ -138,7 +158,7 @@ def test_a_difference_within_the_noise_is_called_so() -> None:
         }.items()
         for number, speed in enumerate(speeds)
     ]
-    said = text_of(write_page([result(["mbpp"], measurements=tuple(measured))], command=MADE))
+    said = said_of(result(["mbpp"], measurements=tuple(measured)))
     assert "1.03 times as fast as greedy decoding (within the noise)" in said
 
 
@@ -169,6 +189,7 @@ def test_a_run_with_nothing_measured_has_a_page() -> None:
         is_complete=False,
     )
     said = text_of(write_page([empty], command=MADE))
+    assert said_of(empty) in said
     assert "This run does not say how fast HVD (allocate) is" in said
     assert "is not complete, so figures are missing" in said
     begun = result(["mbpp"], measurements=(), selections=(), training=None, is_complete=False)

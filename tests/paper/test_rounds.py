@@ -101,6 +101,12 @@ def test_a_mode_without_drafts_has_no_accepted_length() -> None:
     assert total.cycles_per_1k == 1000
 
 
+def test_replies_of_one_token_have_no_cycle() -> None:
+    total = Total.of([measurement("hvd", "mbpp", num_cycles=0, num_accepted=0, cycles={})])
+    assert (total.cycles_per_1k, total.cycle_ms) == (0, None)
+    assert (total.mean_accepted, total.share("cache")) == (None, None)
+
+
 def test_the_mean_speedup_is_geometric_over_the_data_sets() -> None:
     speeds = {"mbpp": [200.0, 400.0, 800.0], "mt-bench": [50.0, 100.0, 50.0]}
     run = of_speeds(
