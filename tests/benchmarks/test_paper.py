@@ -22,6 +22,7 @@ from benchmarks.paper.models import LABELS, folder_of, models
 from benchmarks.paper.predictor import selection_of
 from benchmarks.paper.run import Plan, measurement_of
 from benchmarks.serving.client import Answer
+from benchmarks.workloads.catalogue import workloads
 from benchmarks.workloads.paper import PAPER
 from benchmarks.workloads.prompts import Prompt
 from sglang_hvd.demo.reply_cycles import ReplyCycles
@@ -31,6 +32,8 @@ from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
 from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.view.cycles import Cycle
+from tests.benchmarks.workloads.samples import SAMPLES as SAMPLES_OF_ROWS
+from tests.benchmarks.workloads.samples import data_of, write
 
 JOB = Job("hvd", "mbpp", "official", 1, None, 0)
 
@@ -386,14 +389,16 @@ def test_every_data_set_of_the_paper_has_a_revision() -> None:
     assert all(workload.revision for workload in PAPER)
 
 
-def test_a_data_set_of_the_hub_is_loaded_at_its_revision(
-    draw_samples: Draw, monkeypatch: pytest.MonkeyPatch
+def test_a_data_set_is_drawn_with_the_source_and_the_revision_of_its_loader(
+    draw_samples: Draw, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match=r"^google-research-datasets/mbpp") as e:
-        draw_samples("mbpp", are_samples=False)
-    assert "\n" not in str(e.value)
-    assert "connect to the network" in str(e.value)
+    write(data_of(workloads()["mbpp"]), SAMPLES_OF_ROWS["mbpp"], tmp_path / "copies")
+    [drawn] = draw_samples("mbpp", are_samples=False, copies=tmp_path / "copies")
+    assert drawn.about.source.startswith("hub:google-research-datasets/mbpp@")
+    assert drawn.about.revision == "4bb6404fdc6cacfda99d4ac4205087b89d32030c"
+    assert not drawn.about.is_sample
+    assert len(drawn.measured) == 4
+    assert SAMPLES_OF_ROWS["mbpp"].said in str(drawn.measured[0].request(None))
 
 
 def test_a_checkpoint_that_is_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
