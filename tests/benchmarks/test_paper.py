@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +21,13 @@ from benchmarks.paper.join import side_by_side
 from benchmarks.paper.kept import Job, KeptResult
 from benchmarks.paper.models import LABELS, folder_of, models
 from benchmarks.paper.predictor import selection_of
+from benchmarks.paper.replies import Asker
 from benchmarks.paper.run import Plan, measurement_of
 from benchmarks.serving.client import Answer
 from benchmarks.workloads.catalogue import workloads
 from benchmarks.workloads.paper import PAPER
 from benchmarks.workloads.prompts import Prompt
+from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
 from sglang_hvd.paper.results import Machine, Measurement, Mode, Result
@@ -133,6 +136,41 @@ def test_a_round_that_gave_no_reply_has_no_figures_but_its_error() -> None:
     found = measurement_of(JOB, [], 0.2, expected={}, error="the server was ended by SIGKILL")
     assert (found.num_requests, found.num_tokens, found.cycles) == (0, 0, {})
     assert (found.ttft_ms, found.tpot_ms, found.is_identical) == (None, None, None)
+
+
+@pytest.mark.parametrize(("max_sequence", "num"), [(None, 500), (2000, 500), (600, None)])
+def test_a_reply_ends_before_the_longest_sequence(
+    max_sequence: int | None, num: int | None
+) -> None:
+    """SGLang refuses requests whose prompt and reply together may be longer."""
+    asker = Asker(demo_models().target, 500, max_sequence)
+    first = Prompt.of_user("word " * 20, "And then?")
+    talk = asker.conversation(first, "official")
+    body = talk([])
+    assert body is not None
+    num_prompt = len(body["input_ids"])
+    given = body["sampling_params"]["max_new_tokens"]
+    assert given == (num or 600 - 128 - num_prompt)
+    told = answer(0, [5] * 3, num_cycles=2)
+    again = talk([told])
+    assert again is not None
+    assert again["input_ids"][:num_prompt] == body["input_ids"]
+    traces = asker.traces([talk], [told, replace(told, turn=1, token_ids=(7,) * 500)], "chat")
+    assert [len(trace.prompt_ids) for trace in traces] == [num_prompt, len(again["input_ids"])]
+    assert [trace.is_cut for trace in traces] == [False, True]
+    assert [(trace.session, trace.turn) for trace in traces] == [("0", 0), ("0", 1)]
+
+
+def test_without_a_template_the_texts_are_sent_as_they_are() -> None:
+    asker = Asker(demo_models().target, 8)
+    bodies = [asker.conversation(Prompt.of_user("Hello."), t)([]) for t in ("none", "official")]
+    texts = [
+        asker.tokenizer.loaded.decode(b["input_ids"], skip_special_tokens=False)
+        for b in bodies
+        if b
+    ]
+    assert texts[0] == "Hello."
+    assert texts[1].startswith("<|im_start|>user\nHello.<|im_end|>")
 
 
 def plan(**settings: Any) -> Plan:
