@@ -84,7 +84,7 @@ def _run(
         num_warm_up=options.warm_up_prompts,
         seed=options.seed,
     )
-    asker = Asker(target, options.max_tokens or model.max_new_tokens)
+    asker = Asker(target, options.max_tokens or model.max_new_tokens, model.max_sequence)
     asker.tokenizer.check()
     shared = (
         *(*model.shared, "--max-running-requests", str(max(options.concurrency))),

@@ -50,6 +50,7 @@ class Model:
     paper_config, config: settings of the paper's modes, and flags of mode `hvd`.
     environment: of every server, in addition to this process's.
     max_new_tokens: of a reply, unless the command line says otherwise.
+    max_sequence: tokens of a prompt and its reply together; None: what the target can.
     """
 
     target: str
@@ -60,6 +61,7 @@ class Model:
     config: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     max_new_tokens: int = 8192
+    max_sequence: int | None = 16384
 
     def modes(self, names: Sequence[str], predictor: Path) -> tuple[Mode, ...]:
         """The modes of these names. predictor: the paper's, trained on this target's outputs."""
@@ -124,6 +126,7 @@ def models() -> Mapping[str, Model]:
             paper_config=_CONFIGS / "paper-qwen3-8b.yaml",
             config=("--hvd-policy", "allocate", "--hvd-predictor", str(demo.predictor)),
             max_new_tokens=64,
+            max_sequence=None,
         ),
     }
 

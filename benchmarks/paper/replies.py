@@ -18,6 +18,10 @@ from sglang_hvd.traces.reader import read_traces
 from sglang_hvd.traces.trace import Trace
 from sglang_hvd.traces.writer import TraceWriter
 
+# HVD keeps its widest verification free at the end of the context. Every mode gets the same limits,
+# so that their replies are the same.
+_RESERVED_TOKENS = 128
+
 TokensOfTurn = Mapping[tuple[str, int], tuple[int, ...]]
 
 
@@ -26,10 +30,12 @@ class Asker:
     """Makes requests of prompts: token ids, so that recordings have exactly what was sent.
 
     folder: has the target's tokenizer.json and its chat template.
+    max_tokens: of a reply. max_sequence: of a prompt and its reply; None: no limit.
     """
 
     folder: Path
     max_tokens: int
+    max_sequence: int | None = None
 
     @cached_property
     def tokenizer(self) -> TraceTokenizer:
@@ -46,15 +52,17 @@ class Asker:
 
         def request(prompt: Prompt) -> dict[str, Any]:
             made = prompt.request(self._template if template == "official" else None)
-            if "text" in made:
+            ids = made.get("input_ids")
+            if ids is None:
                 # A template writes the special tokens itself.
-                encoded = self.tokenizer.loaded.encode(
-                    made["text"], add_special_tokens=template == "none"
-                )
-                made = {"input_ids": encoded.ids}
-            return made
+                special = template == "none"
+                ids = self.tokenizer.loaded.encode(made["text"], add_special_tokens=special).ids
+            num = self.max_tokens
+            if self.max_sequence is not None:
+                num = max(1, min(num, self.max_sequence - _RESERVED_TOKENS - len(ids)))
+            return {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": num}}
 
-        return conversation_of(prompt, request, max_tokens=self.max_tokens)
+        return conversation_of(prompt, request)
 
     def traces(
         self, conversations: Sequence[Conversation], answers: Sequence[Answer], family: str
@@ -76,7 +84,7 @@ class Asker:
                         turn=answer.turn,
                         family=family,
                         tokenizer_fingerprint=self.tokenizer.fingerprint,
-                        is_cut=answer.num_tokens >= self.max_tokens,
+                        is_cut=answer.num_tokens >= body["sampling_params"]["max_new_tokens"],
                     )
                 )
         return found

@@ -109,6 +109,8 @@ class Run:
         path = self._warm_up_file(name, template)
         if path.exists():
             return
+        if why_not := self._start("greedy"):
+            raise ServerFailed(f"the target cannot be served: {why_not}")
         tell(f"replies to the warm-up prompts of {name}")
         drawn = self.data_sets[name]
         talks = [self.asker.conversation(prompt, template) for prompt in drawn.warm_up]
@@ -168,8 +170,6 @@ class Run:
             url = self.fleet.url(mode)
             self._compile(url)
         except (ServerFailed, OSError) as error:
-            if mode == "greedy":
-                raise ServerFailed(f"the target cannot be served: {reason_of(error)}") from error
             self.fleet.end(mode)
             why_not = reason_of(error)
         if why_not is None or not self._was_served(mode):

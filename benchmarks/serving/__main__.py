@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -102,15 +103,17 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
     a time, or of the first mode if no server decodes plainly."""
     url = urls.get("plain", next(iter(urls.values())))
     template = _OfServer(url) if options.template == "official" else None
+
+    def request(prompt: Prompt) -> dict[str, Any]:
+        sampling = {"temperature": 0, "max_new_tokens": options.max_tokens}
+        return {**prompt.request(template), "sampling_params": sampling}
+
     num = _num_sessions(max(options.concurrency, default=0), options)
     cells = []
     for name in options.workloads:
         family = name if name in FAMILIES else find(name).family
         prompts = _prompts(name, num, options)
-        conversations = [
-            conversation_of(p, lambda p: p.request(template), max_tokens=options.max_tokens)
-            for p in prompts
-        ]
+        conversations = [conversation_of(prompt, request) for prompt in prompts]
         expected = {
             (answer.conversation, answer.turn): answer.token_ids
             for answer in play(url, conversations, concurrency=1).answers

@@ -55,13 +55,10 @@ class Answer:
 Conversation = Callable[[Sequence[Answer]], dict[str, Any] | None]
 
 
-def conversation_of(
-    first: Prompt, request: Callable[[Prompt], dict[str, Any]], *, max_tokens: int
-) -> Conversation:
+def conversation_of(first: Prompt, request: Callable[[Prompt], dict[str, Any]]) -> Conversation:
     """The user's turns, with the server's own answers between them.
 
-    request: what is sent to /generate for a prompt: a text or token ids.
-    max_tokens: of each reply.
+    request: the body of /generate for a prompt.
     """
 
     def next_body(answers: Sequence[Answer]) -> dict[str, Any] | None:
@@ -69,10 +66,7 @@ def conversation_of(
         for answer in answers:
             assert prompt is not None, "the conversation has ended"
             prompt = prompt.after(answer.text)
-        if prompt is None:
-            return None
-        sampling = {"temperature": 0, "max_new_tokens": max_tokens}
-        return {**request(prompt), "sampling_params": sampling}
+        return None if prompt is None else request(prompt)
 
     return next_body
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +21,13 @@ from benchmarks.paper.join import side_by_side
 from benchmarks.paper.kept import Job, KeptResult
 from benchmarks.paper.models import LABELS, folder_of, models
 from benchmarks.paper.predictor import selection_of
+from benchmarks.paper.replies import Asker
 from benchmarks.paper.run import Plan, measurement_of
 from benchmarks.serving.client import Answer
+from benchmarks.workloads.catalogue import workloads
 from benchmarks.workloads.paper import PAPER
 from benchmarks.workloads.prompts import Prompt
+from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
 from sglang_hvd.paper.results import Machine, Measurement, Mode, Result
@@ -31,6 +35,8 @@ from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
 from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.view.cycles import Cycle
+from tests.benchmarks.workloads.samples import SAMPLES as SAMPLES_OF_ROWS
+from tests.benchmarks.workloads.samples import data_of, write
 
 JOB = Job("hvd", "mbpp", "official", 1, None, 0)
 
@@ -130,6 +136,41 @@ def test_a_round_that_gave_no_reply_has_no_figures_but_its_error() -> None:
     found = measurement_of(JOB, [], 0.2, expected={}, error="the server was ended by SIGKILL")
     assert (found.num_requests, found.num_tokens, found.cycles) == (0, 0, {})
     assert (found.ttft_ms, found.tpot_ms, found.is_identical) == (None, None, None)
+
+
+@pytest.mark.parametrize(("max_sequence", "num"), [(None, 500), (2000, 500), (600, None)])
+def test_a_reply_ends_before_the_longest_sequence(
+    max_sequence: int | None, num: int | None
+) -> None:
+    """SGLang refuses requests whose prompt and reply together may be longer."""
+    asker = Asker(demo_models().target, 500, max_sequence)
+    first = Prompt.of_user("word " * 20, "And then?")
+    talk = asker.conversation(first, "official")
+    body = talk([])
+    assert body is not None
+    num_prompt = len(body["input_ids"])
+    given = body["sampling_params"]["max_new_tokens"]
+    assert given == (num or 600 - 128 - num_prompt)
+    told = answer(0, [5] * 3, num_cycles=2)
+    again = talk([told])
+    assert again is not None
+    assert again["input_ids"][:num_prompt] == body["input_ids"]
+    traces = asker.traces([talk], [told, replace(told, turn=1, token_ids=(7,) * 500)], "chat")
+    assert [len(trace.prompt_ids) for trace in traces] == [num_prompt, len(again["input_ids"])]
+    assert [trace.is_cut for trace in traces] == [False, True]
+    assert [(trace.session, trace.turn) for trace in traces] == [("0", 0), ("0", 1)]
+
+
+def test_without_a_template_the_texts_are_sent_as_they_are() -> None:
+    asker = Asker(demo_models().target, 8)
+    bodies = [asker.conversation(Prompt.of_user("Hello."), t)([]) for t in ("none", "official")]
+    texts = [
+        asker.tokenizer.loaded.decode(b["input_ids"], skip_special_tokens=False)
+        for b in bodies
+        if b
+    ]
+    assert texts[0] == "Hello."
+    assert texts[1].startswith("<|im_start|>user\nHello.<|im_end|>")
 
 
 def plan(**settings: Any) -> Plan:
@@ -386,14 +427,16 @@ def test_every_data_set_of_the_paper_has_a_revision() -> None:
     assert all(workload.revision for workload in PAPER)
 
 
-def test_a_data_set_of_the_hub_is_loaded_at_its_revision(
-    draw_samples: Draw, monkeypatch: pytest.MonkeyPatch
+def test_a_data_set_is_drawn_with_the_source_and_the_revision_of_its_loader(
+    draw_samples: Draw, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match=r"^google-research-datasets/mbpp") as e:
-        draw_samples("mbpp", are_samples=False)
-    assert "\n" not in str(e.value)
-    assert "connect to the network" in str(e.value)
+    write(data_of(workloads()["mbpp"]), SAMPLES_OF_ROWS["mbpp"], tmp_path / "copies")
+    [drawn] = draw_samples("mbpp", are_samples=False, copies=tmp_path / "copies")
+    assert drawn.about.source.startswith("hub:google-research-datasets/mbpp@")
+    assert drawn.about.revision == "4bb6404fdc6cacfda99d4ac4205087b89d32030c"
+    assert not drawn.about.is_sample
+    assert len(drawn.measured) == 4
+    assert SAMPLES_OF_ROWS["mbpp"].said in str(drawn.measured[0].request(None))
 
 
 def test_a_checkpoint_that_is_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_cycles_and_accepted_tokens_add_up(whole: Result) -> None:
     used = {mode: {s for m in of(whole, mode) for s in m.cycles} for mode in MODES}
     assert used["greedy"] == {"none"}
     assert used["eagle3"] == {"model"}
-    assert used["hvd-paper"] >= {"cache", "model"}
+    assert used["hvd-paper"] <= {"cache", "model"}
     assert "cache" in used["hvd"]
 
 
@@ -205,6 +205,7 @@ def test_a_slowed_mode_shows_as_slower_and_a_server_that_dies_as_a_marked_row(
     [died] = [m for m in result.measurements if m.error is not None]
     assert (died.mode, died.num_requests) == ("suffix", 1)
     assert died.num_tokens > 0
+    assert any(m.cycles.get("cache") for m in of(result, "suffix"))
     # The rest goes on.
     assert {Job.of(m) for m in result.measurements} == jobs_of(["greedy", "eagle3", "suffix"])
 
