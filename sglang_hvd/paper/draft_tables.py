@@ -221,9 +221,10 @@ def selections(run: RunData) -> Table:
     threshold = PAPER_THRESHOLD if whole is None else whole.threshold
     return Table(
         "Table 2",
-        f"Cache drafts that reach {threshold:g} accepted tokens, and those that the run's own "
-        "predictor expects to. Precision: the share of the selected that reach them. Recall: the "
-        "share of those that is selected. All proposed drafts of a replay count, verified or not.",
+        f"Cache drafts with at least {threshold:g} accepted tokens, and those that the run's own "
+        "predictor selects because it expects so many. Precision: share of the selected drafts "
+        "that reach the threshold. Recall: share of the drafts that reach it which are selected. "
+        "Every draft that a replay proposes counts, verified or not.",
         "model or data set",
         (
             Column("drafts", "this run", 0),
@@ -270,7 +271,7 @@ def calibration(run: RunData) -> Table:
         rows.append(TableRow(bin_name(b), cells, run.marks(cells, run.data_sets)))
     return Table(
         "Calibration",
-        "Accepted lengths of the drafts of table 2, in groups of like prediction.",
+        "Accepted lengths of the drafts of table 2, grouped by what was predicted.",
         "predicted accepted tokens",
         (Column("mean predicted", "", 2), Column("mean accepted", "", 2), Column("drafts", "", 0)),
         tuple(rows),

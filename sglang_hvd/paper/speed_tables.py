@@ -104,13 +104,14 @@ def runs(run: RunData) -> Table:
         Column("both, %", "this run", 1, 100),
         *(Column(h, f"paper, {published.MODELS[run.paper_model]}", n) for h, n in shown.items()),
     ]
+    number = 11 + list(published.MODELS).index(run.paper_model)
     rows = []
     for mode in run.modes:
         cells = _run_cells(run, mode, data_sets)
         of_paper = _paper_cells(paper.get(mode))
         rows.append(TableRow(run.label(mode), (*cells, *of_paper), run.marks(cells, data_sets)))
     return Table(
-        f"Table {11 + list(published.MODELS).index(run.paper_model)}",
+        f"Table {number}" if run.is_of_paper else "Tables 11 to 13",
         f"{_of_sets(data_sets)}, one request at a time. {_MEDIANS} A cycle verifies a draft of the "
         "cache, of EAGLE3, of both, or none.",
         "way of decoding",

@@ -19,8 +19,10 @@ from benchmarks.paper import __main__ as paper
 from benchmarks.paper import run as paper_run
 from benchmarks.paper.kept import Job
 from benchmarks.serving.client import Answer, Played, play
+from sglang_hvd.cli import main
 from sglang_hvd.demo.server import Process
 from sglang_hvd.paper.results import Measurement, Result, read_result
+from sglang_hvd.paper.rounds import Measured, Rounds
 from tests.e2e.conftest import HANGS_AFTER_S
 from tests.e2e.forked_server import PROJECT_FIRST, Nursery
 
@@ -164,6 +166,17 @@ def test_a_run_that_is_complete_measures_nothing_again(
 ) -> None:
     again = run_small(folder, MODES, nursery.launch)
     assert again == whole
+
+
+def test_the_result_becomes_a_page_with_its_speedups(
+    folder: Path, whole: Result, tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    assert main(["report", str(folder / "result.json"), "-o", str(page)]) == 0
+    for name in SETS:
+        speedup = Rounds(whole).speedup("hvd", "greedy", name)
+        assert isinstance(speedup, Measured)
+        assert f"<td>{speedup.value:.2f}<" in page.read_text()
 
 
 def test_other_settings_are_refused_in_one_line(

@@ -125,6 +125,7 @@ def test_the_table_is_that_of_the_model() -> None:
     assert shown(runs(of_llama), "EAGLE3")[6] == 47.7
     assert [table.name for table in other_models(of_llama)] == ["Table 11", "Table 12"]
     of_demo = RunData.of(result(model="demo"))
+    assert runs(of_demo).name == "Tables 11 to 13"
     assert [table.name for table in other_models(of_demo)] == ["Table 11", "Table 12", "Table 13"]
     quoted = {type(c) for t in other_models(of_demo) for r in t.rows for c in r.cells}
     assert quoted == {Quoted, Missing}
