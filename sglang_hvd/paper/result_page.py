@@ -38,12 +38,7 @@ def sentences(runs: Sequence[RunData]) -> list[str]:
     """Two sentences: what the runs show, and what it is worth."""
     first = runs[0]
     if len(runs) == 1:
-        mean = mean_over(first, main_method(first), "greedy")
-        number = str(len(first.data_sets))
-        if isinstance(mean, Measured) and mean.note:
-            number = mean.note
-        means = "one data set" if number == "1" else f"geometric mean of {number} data sets"
-        return [f"{pace(first)} ({means}).", _worth(first)]
+        return [f"{pace(first)}{_over(first)}.", _worth(first)]
     method = main_method(first)
     cells = [(run, mean_over(run, method, "eagle3")) for run in runs]
     times = [
@@ -59,11 +54,24 @@ def sentences(runs: Sequence[RunData]) -> list[str]:
         for name in _SAME
         if len({getattr(run.result, name) for run in runs}) > 1
     ]
-    if len({tuple(sorted(run.data_sets)) for run in runs}) > 1:
+    if (
+        len({frozenset((one.name, one.revision) for one in run.result.data_sets) for run in runs})
+        > 1
+    ):
         differing.append("data sets")
     if differing:
         return [said, f"The runs differ in more than the machine: {', '.join(differing)}."]
     return [said, "All runs have the same prompts, seed, limits and flags."]
+
+
+def _over(run: RunData) -> str:
+    """What the mean is of, in brackets."""
+    means = [mean_over(run, main_method(run), base) for base in ("greedy", "eagle3")]
+    known = [one for one in means if isinstance(one, Measured)]
+    if not known:
+        return ""
+    number = known[0].note or str(len(run.data_sets))
+    return " (one data set)" if number == "1" else f" (geometric mean of {number} data sets)"
 
 
 def _worth(run: RunData) -> str:

@@ -148,6 +148,14 @@ def test_a_mean_over_fewer_data_sets_says_so() -> None:
     assert "times as fast as greedy decoding (geometric mean of 1 of 2 data sets)." in said
 
 
+def test_runs_of_other_revisions_of_a_data_set_differ() -> None:
+    other = result(["mbpp"], data_sets_of=(data_set("mbpp", revision="other"),))
+    assert said_of(result(["mbpp"]), other).endswith("than the machine: data sets.")
+    assert said_of(result(["mbpp"]), result(["mbpp"])).endswith(
+        "All runs have the same prompts, seed, limits and flags."
+    )
+
+
 def test_a_difference_within_the_noise_is_called_so() -> None:
     measured = [
         measurement(mode, "mbpp", number, speed=speed)
@@ -190,7 +198,7 @@ def test_a_run_with_nothing_measured_has_a_page() -> None:
     )
     said = text_of(write_page([empty], command=MADE))
     assert said_of(empty) in said
-    assert "This run does not say how fast HVD (allocate) is" in said
+    assert said_of(empty).startswith("This run does not say how fast HVD (allocate) is. The run")
     assert "is not complete, so figures are missing" in said
     begun = result(["mbpp"], measurements=(), selections=(), training=None, is_complete=False)
     assert "not yet run" in text_of(write_page([begun], command=MADE))
