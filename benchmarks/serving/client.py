@@ -126,8 +126,9 @@ async def _play(
     waiting = list(enumerate(conversations))[::-1]
     # No total limit: a request may stream for minutes.
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-    # No limit on connections: an open loop must not wait for one.
-    connector = aiohttp.TCPConnector(limit=0)
+    # No limit on connections: an open loop must not wait for one. Each serves one request: a server
+    # closes idle connections, and a prompt may take longer to be made than it waits.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
 
         async def converse(number: int, conversation: Conversation) -> None:
