@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -549,3 +551,14 @@ def test_a_complete_file_has_the_schema_of_the_report(tmp_path: Path) -> None:
     kept.add(measurement("greedy", seconds=2))
     kept.close()
     assert json.loads((tmp_path / "result.json").read_text())["format_version"] == 1
+
+
+def test_make_paper_small_measures_samples_of_every_family() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text().replace("\\\n", " ")
+    [flags] = re.findall(r"-m benchmarks\.paper (.*) \$\(ARGS\)", makefile)
+    options = paper._options(shlex.split(flags))
+    assert (options.model, options.modes, options.rounds) == ("demo", list(LABELS), 2)
+    families = {workload.name: workload.family for workload in PAPER}
+    assert {families[name] for name in options.data_sets} == set(families.values())
+    # Tables 3 and 4 and figure 5 are about these.
+    assert {"mt-bench", "cnn-dailymail", "infinitebench"} <= set(options.data_sets)
