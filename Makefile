@@ -21,6 +21,8 @@ export SGLANG_USE_CPU_ENGINE := 1
 export TORCHDYNAMO_DISABLE := 1
 export CUDA_VISIBLE_DEVICES :=
 
+PAPER_SMALL := build/paper-small
+
 DEPS_STAMP := $(VENV)/.deps
 PROJECT_STAMP := $(VENV)/.project
 EXTRAS_STAMP := $(VENV)/.extras
@@ -33,7 +35,7 @@ INSTALL := rm -f $(PIP_LOG); > /dev/null 2>&1 $(BIN)/python -m pip \
 OR_WHY := || { echo "cannot install: $$(sed -n 's/^[^ ]* *ERROR: //p' $(PIP_LOG) | head -n 1):" \
 	"see $(PIP_LOG), and check that the package index is in reach" >&2; exit 1; }
 
-.PHONY: demo test test-slow serve bench gpu-check lint docs venv clean
+.PHONY: demo test test-slow serve bench paper-small gpu-check lint docs venv clean
 .DELETE_ON_ERROR:
 
 demo: $(PROJECT_STAMP)
@@ -58,6 +60,15 @@ serve: $(PROJECT_STAMP)
 
 bench: venv
 	$(BIN)/python -m benchmarks.suffix_cache $(ARGS)
+
+# The paper's evaluation in small: the demo models, with samples in place of the data sets.
+paper-small: export OMP_NUM_THREADS := 1
+paper-small: venv
+	rm -rf $(PAPER_SMALL)
+	$(BIN)/python -m benchmarks.paper --model demo --out $(PAPER_SMALL) \
+		--prompts 4 --warm-up-prompts 8 --concurrency 1,8 --rounds 2 $(ARGS)
+	$(BIN)/sglang-hvd report $(PAPER_SMALL)/result.json -o $(PAPER_SMALL)/report.html
+	@echo "The report is written: open $(PAPER_SMALL)/report.html"
 
 # In the environment that serves on the GPU, not in .venv: PYTHON=... names its interpreter.
 gpu-check:

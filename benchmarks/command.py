@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_hvd.commands.arguments import count
+from sglang_hvd.commands.arguments import count, not_negative
 from sglang_hvd.commands.command_line import Parser, exit_code
 from sglang_hvd.whole_file import write_whole
 
@@ -21,6 +21,14 @@ def parser_of(name: str, description: str) -> argparse.ArgumentParser:
 def counts(text: str) -> list[int]:
     """The type of an argument that lists whole numbers from 1 on, separated by commas."""
     return [count(number) for number in text.split(",")]
+
+
+def rates(text: str) -> list[float]:
+    """The type of an argument that lists numbers above 0, separated by commas."""
+    found = [not_negative(number) for number in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"numbers above 0, got {text}")
+    return found
 
 
 def silence_servers() -> None:

@@ -68,7 +68,14 @@ class Command:
 
 def _commands() -> Mapping[str, Command]:
     # Imported here, because ctrl-c may come while NumPy is imported.
-    from sglang_hvd.commands import cache_commands, doctor, servers, traces, view_command
+    from sglang_hvd.commands import (
+        cache_commands,
+        doctor,
+        report_command,
+        servers,
+        traces,
+        view_command,
+    )
 
     return {
         "demo": Command(
@@ -98,6 +105,11 @@ def _commands() -> Mapping[str, Command]:
             view_command.add_view,
             view_command.run_view,
             "show where each token of a server's replies came from, as a page",
+        ),
+        "report": Command(
+            report_command.add_report,
+            report_command.run_report,
+            "show what benchmarks.paper measured beside the paper's figures, as a page",
         ),
         "costs": Command(
             servers.add_server, servers.run_costs, "print the step costs of a running server"

@@ -40,6 +40,7 @@ FLAGS = (
 PAPER_THRESHOLD = 6.0
 # Number of accepted tokens from which verifying a cache draft is worth its cost.
 WORTH_LEN = math.ceil(PAPER_THRESHOLD)
+MARGINAL_LEN = 3  # a verified draft of at least this length, below WORTH_LEN, nearly paid
 
 # What names a predictor that ships: SHIPPED_PREFIX + "paper_mlp".
 SHIPPED_PREFIX = "shipped:"

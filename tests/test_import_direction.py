@@ -47,6 +47,7 @@ MAY_IMPORT = {
     },
     "view/cycles": set(),
     "view": {"whole_file", "view/cycles"},
+    "paper": {"config", "view"},
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
     "replay/training": {"config", "payoff", "whole_file", "replay/core"},
@@ -77,7 +78,10 @@ MAY_IMPORT = {
     "plugin/examination": {"config", "payoff", "plugin/hooks", "plugin/startup"},
     "demo": CORE | {"traces", "replay", "demo/server_forker"},
     "demo/server_forker": {"demo", "plugin"},
-    "commands": CORE | {"traces", "replay", "demo", "plugin/startup", "plugin/examination"},
+    "commands": {
+        *(*CORE, "traces", "replay", "paper", "demo"),
+        *("plugin/startup", "plugin/examination"),
+    },
     "cli": {"commands"},
 }
 

@@ -27,11 +27,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.command import counts, parser_of, run, write_rows
-from benchmarks.serving.client import Answer, Conversation, play
+from benchmarks.command import counts, parser_of, rates, run, write_rows
+from benchmarks.serving.client import Answer, conversation_of, play
 from benchmarks.serving.measure import Bounds, Cell, measure, table_of
 from benchmarks.workloads.catalogue import find
-from benchmarks.workloads.prompts import Message, Prompt, Template, draw
+from benchmarks.workloads.prompts import Message, Prompt, draw
 from sglang_hvd.commands.arguments import add_json, count, not_negative, seed
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
@@ -90,22 +90,6 @@ class _OfServer:
         return str(rendered)
 
 
-def _conversation(first: Prompt, template: Template | None, max_tokens: int) -> Conversation:
-    """The user's turns, with the server's own answers between them."""
-
-    def next_body(answers: Sequence[Answer]) -> dict[str, Any] | None:
-        prompt: Prompt | None = first
-        for answer in answers:
-            assert prompt is not None, "the conversation has ended"
-            prompt = prompt.after(answer.text)
-        if prompt is None:
-            return None
-        sampling = {"temperature": 0, "max_new_tokens": max_tokens}
-        return {**prompt.request(template), "sampling_params": sampling}
-
-    return next_body
-
-
 def _prompts(name: str, num: int, options: argparse.Namespace) -> list[Prompt]:
     """The prompts of a family of the demo, or else the measured prompts of a workload."""
     if name not in FAMILIES:
@@ -119,12 +103,17 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
     a time, or of the first mode if no server decodes plainly."""
     url = urls.get("plain", next(iter(urls.values())))
     template = _OfServer(url) if options.template == "official" else None
+
+    def request(prompt: Prompt) -> dict[str, Any]:
+        sampling = {"temperature": 0, "max_new_tokens": options.max_tokens}
+        return {**prompt.request(template), "sampling_params": sampling}
+
     num = _num_sessions(max(options.concurrency, default=0), options)
     cells = []
     for name in options.workloads:
         family = name if name in FAMILIES else find(name).family
         prompts = _prompts(name, num, options)
-        conversations = [_conversation(p, template, options.max_tokens) for p in prompts]
+        conversations = [conversation_of(prompt, request) for prompt in prompts]
         expected = {
             (answer.conversation, answer.turn): answer.token_ids
             for answer in play(url, conversations, concurrency=1).answers
@@ -178,7 +167,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--rates",
-        type=_rates,
+        type=rates,
         default=[],
         metavar="R,...",
         help="comma-separated numbers of conversations that arrive per second",
@@ -235,13 +224,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.concurrency is None:
         options.concurrency = [] if options.rates else [1, 4, 16]
     return options
-
-
-def _rates(text: str) -> list[float]:
-    rates = [not_negative(number) for number in text.split(",")]
-    if not all(rates):
-        raise argparse.ArgumentTypeError(f"numbers above 0, got {text}")
-    return rates
 
 
 def _modes(text: str) -> list[str]:

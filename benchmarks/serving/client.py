@@ -6,13 +6,14 @@ It streams from /generate, because streams of the OpenAI API do not say what a r
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import numpy as np
 
+from benchmarks.workloads.prompts import Prompt
 from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
 
@@ -27,6 +28,7 @@ class Answer:
     gaps: seconds between tokens after the first chunk. The tokens of a chunk share the time since
         the chunk before it equally.
     counts: counts of its decoding cycles.
+    cycles: the cycles, as view.cycles explains them; empty if the server does not report them.
     """
 
     conversation: int
@@ -37,6 +39,7 @@ class Answer:
     ttft: float
     gaps: tuple[float, ...]
     counts: ReplyCycles
+    cycles: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -50,6 +53,22 @@ class Answer:
 
 # Given the answers so far, returns the next request (the body of /generate), or None at the end.
 Conversation = Callable[[Sequence[Answer]], dict[str, Any] | None]
+
+
+def conversation_of(first: Prompt, request: Callable[[Prompt], dict[str, Any]]) -> Conversation:
+    """The user's turns, with the server's own answers between them.
+
+    request: the body of /generate for a prompt.
+    """
+
+    def next_body(answers: Sequence[Answer]) -> dict[str, Any] | None:
+        prompt: Prompt | None = first
+        for answer in answers:
+            assert prompt is not None, "the conversation has ended"
+            prompt = prompt.after(answer.text)
+        return None if prompt is None else request(prompt)
+
+    return next_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +99,19 @@ def play(
     *,
     concurrency: int,
     starts: Sequence[float] | None = None,
+    so_far: list[Answer] | None = None,
 ) -> Played:
     """Plays each conversation turn by turn.
 
     concurrency: so many conversations at a time (closed loop). It is ignored if there are starts.
     starts: seconds after which each conversation begins, however many are running (open loop).
+    so_far: receives each answer at once, so that those before a failure are not lost.
 
     Raises ServerFailed if the server refuses a request or closes the connection.
     """
     try:
-        return asyncio.run(_play(url, conversations, concurrency, starts))
+        answers = [] if so_far is None else so_far
+        return asyncio.run(_play(url, conversations, concurrency, starts, answers))
     except aiohttp.ClientError as error:
         raise ServerFailed(f"{url}: {error or repr(error)}") from error
 
@@ -99,20 +121,21 @@ async def _play(
     conversations: Sequence[Conversation],
     concurrency: int,
     starts: Sequence[float] | None,
+    answers: list[Answer],
 ) -> Played:
     waiting = list(enumerate(conversations))[::-1]
-    answers: list[Answer] = []
     # No total limit: a request may stream for minutes.
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-    # No limit on connections: an open loop must not wait for one.
-    connector = aiohttp.TCPConnector(limit=0)
+    # No limit on connections: an open loop must not wait for one. Each serves one request: a server
+    # closes idle connections, and a prompt may take longer to be made than it waits.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
 
         async def converse(number: int, conversation: Conversation) -> None:
             so_far: list[Answer] = []
             while (body := conversation(so_far)) is not None:
                 so_far.append(await _ask(http, url, number, len(so_far), body))
-            answers.extend(so_far)
+                answers.append(so_far[-1])
 
         async def worker() -> None:
             while waiting:
@@ -166,6 +189,7 @@ async def _ask(
     if ttft is None:
         raise ServerFailed(f"{url}: the server sent no chunk")
     token_ids = tuple(answer["output_ids"])
+    [hvd] = answer["meta_info"].get("hvd") or [{}]
     return Answer(
         conversation=number,
         turn=turn,
@@ -175,6 +199,7 @@ async def _ask(
         ttft=ttft,
         gaps=tuple(gaps),
         counts=ReplyCycles.of(answer["meta_info"], len(token_ids)),
+        cycles=tuple(hvd.get("cycles", ())),
     )
 
 

@@ -134,7 +134,9 @@ def turns(row: Row) -> Prompt:
 def workload(
     name: str, family: str, data: DataSet, licence: str, size: str, note: str = ""
 ) -> Workload:
-    return Workload(name, family, data.source, licence, size, data.load, note)
+    return Workload(
+        name, family, data.source, licence, size, data.load, note, revision=data.revision
+    )
 
 
 PAPER: tuple[Workload, ...] = (

@@ -102,6 +102,7 @@ class Workload:
     source, licence, size, note: for people to read.
     load: reads it. Its argument is a folder with copies of data sets, or None for the hub. It
         raises ValueError, in one line, if the data cannot be read or has another form.
+    revision: commit or branch of the data; None for what has none.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Workload:
     size: str
     load: Callable[[Path | None], Groups]
     note: str = ""
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a run of `benchmarks.paper` measured, as it stands in its result file.
 
-Figures that can be computed from others are not kept: `tables` computes them.
+Figures that can be computed from others are not kept: `rounds` computes them.
 """
 
 from collections.abc import Mapping

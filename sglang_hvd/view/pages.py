@@ -1,4 +1,4 @@
-"""What all our HTML pages share: the templates base.html and parts.html, and text that is safe."""
+"""What all our HTML pages share: the templates base.html and parts.html, safe text, figures."""
 
 import re
 
@@ -25,6 +25,16 @@ def plain(text: str) -> str:
     """The text with U+FFFD for what XML and terminals refuse: control characters and lone
     surrogates."""
     return _NOT_TEXT.sub("\ufffd", text)
+
+
+def share(value: float | None) -> str:
+    """A share of 1 in percent, for a table's cell."""
+    return "\u2013" if value is None else f"{100 * value:.1f}"
+
+
+def tokens(value: float | None) -> str:
+    """A mean number of tokens, for a table's cell."""
+    return "\u2013" if value is None else f"{value:.1f}"
 
 
 def _plain(value: object) -> object:

@@ -1,5 +1,6 @@
 """The benchmark of servers, attached to a made-up server."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -65,15 +66,34 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, content, missing=9 if self.fault == "breaks off" else 0)
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    made = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+class _Impatient(_Handler):
+    """Closes connections that are idle, as SGLang's server does after five seconds."""
+
+    timeout = 0.05
+    has_closed = threading.Event()
+
+    def finish(self) -> None:
+        super().finish()
+        self.has_closed.set()
+
+
+@contextlib.contextmanager
+def serving(handler: type[_Handler]) -> Iterator[str]:
+    made = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=made.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{made.server_port}"
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{made.server_port}"
+    finally:
+        made.shutdown()
+        made.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with serving(_Handler) as url:
+        yield url
 
 
 def ask_once(answers: object) -> dict[str, object] | None:
@@ -85,6 +105,15 @@ def test_a_reply_has_its_times_and_cycles(server: str) -> None:
     assert (answer.token_ids, answer.counts.num_cycles) == ((1, 1, 1, 1), 2)
     assert len(answer.gaps) == 3
     assert 0 < answer.ttft < answer.ttft + sum(answer.gaps) < answer.seconds
+
+
+def test_a_prompt_may_take_longer_to_be_made_than_the_server_keeps_a_connection() -> None:
+    def slowly(answers: object) -> dict[str, object] | None:
+        assert _Impatient.has_closed.wait(timeout=60)
+        return ask_once(answers)
+
+    with serving(_Impatient) as url:
+        assert len(play(url, [slowly], concurrency=1).answers) == 1
 
 
 @pytest.mark.parametrize(

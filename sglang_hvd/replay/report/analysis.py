@@ -11,7 +11,6 @@ from sglang_hvd.config import CacheMode
 from sglang_hvd.replay.report.importance import Importance
 from sglang_hvd.replay.training.evaluate import Evaluation
 
-MARGINAL_LEN = 3  # a verified draft of at least this length, below WORTH_LEN, nearly paid
 RECALLS = tuple(step / 20 for step in range(1, 21))  # of PrecisionRecall.at_recall
 
 

@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from sglang_hvd.config import DEFAULT_VERIFY_WIDTH, PAPER_THRESHOLD, WORTH_LEN, CacheMode, HvdConfig
+from sglang_hvd.config import (
+    DEFAULT_VERIFY_WIDTH,
+    MARGINAL_LEN,
+    PAPER_THRESHOLD,
+    WORTH_LEN,
+    CacheMode,
+    HvdConfig,
+)
 from sglang_hvd.payoff import FEATURE_NAMES, AcceptancePredictor
 from sglang_hvd.payoff.predictor import PAPER_PREDICTORS, predictor_file
 from sglang_hvd.replay.core.recording_walk import RecordingWalk, evened, fingerprints_of
@@ -26,7 +33,6 @@ from sglang_hvd.replay.core.totals import CycleTotals
 from sglang_hvd.replay.core.training_rows import TrainingRows
 from sglang_hvd.replay.core.walk import walk_recordings
 from sglang_hvd.replay.report.analysis import (
-    MARGINAL_LEN,
     RECALLS,
     About,
     Analysis,

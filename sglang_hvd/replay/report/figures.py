@@ -15,15 +15,11 @@ from matplotlib.ticker import MaxNLocator
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.replay.core.recordings import MEAN
 from sglang_hvd.replay.report.analysis import RECALLS, Analysis, Calibration
-from sglang_hvd.replay.report.findings import (
-    ORIGINS,
-    PREDICTORS,
-    VERIFIED,
-    Finding,
-    share,
-    tokens,
-)
-from sglang_hvd.replay.report.frames import (
+from sglang_hvd.replay.report.findings import ORIGINS, PREDICTORS, VERIFIED, Finding
+from sglang_hvd.replay.report.importance import Drop
+from sglang_hvd.view.frames import (
+    DASHES,
+    MARKERS,
     STYLE,
     name_points,
     percent,
@@ -32,13 +28,8 @@ from sglang_hvd.replay.report.frames import (
     stack,
     xy_plot,
 )
-from sglang_hvd.replay.report.importance import Drop
-from sglang_hvd.replay.report.svg import colour, inline_svg, titled
-
-_MARKERS = "os^Dvp*X"
-_DASHES: tuple[Any, ...] = (
-    *("-", "--", ":", "-.", (0, (7, 2)), (0, (3, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 3))),
-)
+from sglang_hvd.view.pages import share, tokens
+from sglang_hvd.view.svg import colour, inline_svg, titled
 
 
 def draw(analysis: Analysis, findings: Sequence[Finding]) -> list[list[Markup]]:
@@ -87,7 +78,7 @@ def _cache_shares(analysis: Analysis) -> Figure:
         axes.plot(
             row.copied_share,
             row.cache_share,
-            _MARKERS[_style_of(analysis, row.family)],
+            MARKERS[_style_of(analysis, row.family)],
             color=colour(f"f{_style_of(analysis, row.family)}"),
             markersize=6 if row.file else 12,
             markeredgecolor=colour("page"),
@@ -122,7 +113,7 @@ def _survival(analysis: Analysis) -> Figure:
             range(1, longest + 1),
             row.survival,
             color=colour(f"f{style}"),
-            linestyle=_DASHES[style],
+            linestyle=DASHES[style],
             gid=titled(row.family),
         )
     axes.axvline(WORTH_LEN, color=colour("axis"), linestyle=":", linewidth=1)
@@ -256,7 +247,7 @@ def _drops(drops: Sequence[Drop]) -> Figure:
 
 def _style_of(analysis: Analysis, family: str) -> int:
     """A family's colour, marker and dashes, the same on the whole page."""
-    return analysis.families.index(family) % len(_MARKERS)
+    return analysis.families.index(family) % len(MARKERS)
 
 
 def _family_handles(analysis: Analysis, *, has_line: bool = False) -> list[Artist]:
@@ -265,8 +256,8 @@ def _family_handles(analysis: Analysis, *, has_line: bool = False) -> list[Artis
         Line2D(
             *([], []),
             color=colour(f"f{style}"),
-            linestyle=_DASHES[style] if has_line else "none",
-            marker="none" if has_line else _MARKERS[style],
+            linestyle=DASHES[style] if has_line else "none",
+            marker="none" if has_line else MARKERS[style],
             markersize=9,
             label=family,
         )
@@ -283,14 +274,14 @@ def _predictor_handles(names: Iterable[str]) -> list[Artist]:
 
 def _line_of(predictor: str) -> dict[str, Any]:
     index = list(PREDICTORS).index(predictor)
-    return {"color": colour(f"p{index}"), "linestyle": _DASHES[index]}
+    return {"color": colour(f"p{index}"), "linestyle": DASHES[index]}
 
 
 def _marker_of(predictor: str, *, size: float = 11) -> dict[str, Any]:
     """The analysed predictor's markers are filled, the others' are hollow."""
     index = list(PREDICTORS).index(predictor)
     return {
-        "marker": _MARKERS[index],
+        "marker": MARKERS[index],
         "markersize": size,
         "markeredgecolor": colour(f"p{index}" if index else "page"),
         "markeredgewidth": 2 if index else 1,

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang_hvd.config import WORTH_LEN
+from sglang_hvd.config import MARGINAL_LEN, WORTH_LEN
 from sglang_hvd.replay.core.recordings import MEAN
 from sglang_hvd.replay.report.analysis import (
-    MARGINAL_LEN,
     RECALLS,
     Analysis,
     Bin,
@@ -50,16 +49,6 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
         _of_calibration(analysis),
         _of_importance(analysis),
     )
-
-
-def share(value: float | None) -> str:
-    """A share of 1 in percent, for a table's cell."""
-    return "\u2013" if value is None else f"{100 * value:.1f}"
-
-
-def tokens(value: float | None) -> str:
-    """A mean number of tokens, for a table's cell."""
-    return "\u2013" if value is None else f"{value:.1f}"
 
 
 def _percent(value: float | None) -> str:

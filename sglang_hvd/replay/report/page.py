@@ -5,15 +5,8 @@ from jinja2 import Environment
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.replay.report.analysis import RECALLS, Analysis, Bin, Structure
 from sglang_hvd.replay.report.figures import draw
-from sglang_hvd.replay.report.findings import (
-    ORIGINS,
-    PREDICTORS,
-    VERIFIED,
-    findings,
-    share,
-    tokens,
-)
-from sglang_hvd.view.pages import page_environment
+from sglang_hvd.replay.report.findings import ORIGINS, PREDICTORS, VERIFIED, findings
+from sglang_hvd.view.pages import page_environment, share, tokens
 
 
 def write_page(analysis: Analysis, *, command: str) -> str:

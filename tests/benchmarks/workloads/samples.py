@@ -13,6 +13,7 @@ from typing import Any
 from datasets import Dataset, Features, List, Value
 
 from benchmarks.workloads.hub import DataSet
+from benchmarks.workloads.prompts import Workload
 
 STRING, INT, BOOL, FLOAT = (Value(name) for name in ("string", "int64", "bool", "float64"))
 
@@ -340,3 +341,10 @@ def write(
             "data_files": [{"split": data.split, "path": str(path.relative_to(root))}],
         }
         (root / "README.md").write_text(f"---\n{json.dumps({'configs': [config]})}\n---\n")
+
+
+def data_of(workload: Workload) -> DataSet:
+    """The data set that a workload loads."""
+    data = workload.load.__self__  # type: ignore[attr-defined]
+    assert isinstance(data, DataSet)
+    return data

@@ -10,12 +10,11 @@ from datasets import Dataset, Features, Value
 
 from benchmarks.workloads.__main__ import main
 from benchmarks.workloads.catalogue import workloads
-from benchmarks.workloads.hub import DataSet
 from benchmarks.workloads.paper import PAPER
 from benchmarks.workloads.practice import PRACTICE
 from benchmarks.workloads.prompts import Prompt, Workload, draw
 from sglang_hvd.traces.chat_templates import ChatTemplate
-from tests.benchmarks.workloads.samples import SAMPLES, write
+from tests.benchmarks.workloads.samples import SAMPLES, data_of, write
 
 # Table 8 of the paper. Alab-NII/2wikimultihop and EAGLE are repositories of GitHub.
 TABLE_8 = {
@@ -42,12 +41,6 @@ of_hub = pytest.mark.parametrize("workload", [*PAPER, *PRACTICE], ids=lambda w: 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def data_of(workload: Workload) -> DataSet:
-    data = workload.load.__self__  # type: ignore[attr-defined]
-    assert isinstance(data, DataSet)
-    return data
 
 
 def test_the_paper_has_sixteen_data_sets_in_six_families() -> None:

@@ -135,6 +135,20 @@ def test_drafts_that_a_cut_text_ends_count_as_far_as_it_goes() -> None:
     assert float(cut.accepted_lens.mean()) < 0.9 * expected.mean_accepted
 
 
+def test_the_survival_of_cut_drafts_is_kaplan_and_meiers() -> None:
+    """Accepted 0, 1, 1+, 2, 3+ and 4 tokens, where the text of drafts with + ends there.
+
+    At least 1: 5 of 6. Then 2: 3 of the 4 whose text goes on. Then 3: 2 of 3. Then 4: 1 of 1.
+    """
+    accepted = [0, 1, 1, 2, 3, 4]
+    cut = replace(
+        rows(accepted, draft_len=[31] * 6), draft_lens=np.array([31, 31, 1, 31, 3, 31], np.int32)
+    )
+    found = payoffs_of("chat", cut)
+    assert found.survival[:5] == pytest.approx((5 / 6, 5 / 8, 5 / 12, 5 / 12, 0))
+    assert found.mean_accepted == pytest.approx(5 / 6 + 5 / 8 + 5 / 12 + 5 / 12)
+
+
 @pytest.mark.parametrize(
     ("accepted", "says"),
     [

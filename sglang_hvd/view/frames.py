@@ -12,14 +12,18 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from sglang_hvd.replay.report.findings import share
-from sglang_hvd.replay.report.svg import colour, titled
-from sglang_hvd.view.pages import plain
+from sglang_hvd.view.pages import plain, share
+from sglang_hvd.view.svg import colour, titled
 
 # Units of the SVG, which scales with its place on the page; matplotlib calls them points.
 _WIDTH, _HEIGHT, _ROW_HEIGHT, _LEGEND_HEIGHT = 440, 280, 42, 19
 _LABEL_LEN, _NAME_LEN = 52, 26  # characters of a row's label and note, and of a name elsewhere
 _SHADES = (1.0, 0.58, 0.25)  # of the parts of a bar
+# Of series, of which each also has its colour.
+MARKERS = "os^Dvp*X"
+DASHES: tuple[Any, ...] = (
+    *("-", "--", ":", "-.", (0, (7, 2)), (0, (3, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 3))),
+)
 
 # Figures are created and written inside rc_context(STYLE).
 STYLE: dict[Any, Any] = {

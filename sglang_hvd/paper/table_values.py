@@ -1,0 +1,162 @@
+"""Values that the tables of a result are made of."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sglang_hvd.paper import published
+from sglang_hvd.paper.results import Result
+from sglang_hvd.paper.rounds import Cell, Load, Measured, Missing, Rounds, over_rounds
+
+METHODS = (published.METHOD, "hvd")
+
+# What the paper's modes and ours are called where a result does not say so.
+_LABELS = {
+    "greedy": "Greedy",
+    "eagle3": "EAGLE3",
+    "suffix": "SuffixDecoding",
+    "frequency": "Frequency hybrid",
+    "hvd-paper": "HVD (paper)",
+    "hvd": "HVD (allocate)",
+}
+
+# A figure that the mode or the data cannot have, such as the accepted tokens of greedy decoding.
+NONE = Missing("\u2013")
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """A figure of the paper."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of figures.
+
+    group: what several columns have in common; adjacent columns of one group share a heading.
+    decimals: digits after the point.
+    scale: what a measured figure is multiplied by: 100 shows a share in percent.
+    """
+
+    head: str
+    group: str = ""
+    decimals: int = 1
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A row, or the heading of those that follow if it has no cells.
+
+    marks: what the reader must know of its figures.
+    """
+
+    name: str
+    cells: tuple[Cell | Quoted, ...] = ()
+    marks: tuple[str, ...] = ()
+    is_mean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table. name: that of the paper's table or figure. head: what a row is about."""
+
+    name: str
+    caption: str
+    head: str
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """A result, and what all its tables need to know of it."""
+
+    result: Result
+    rounds: Rounds
+
+    @classmethod
+    def of(cls, result: Result) -> "RunData":
+        return cls(result, Rounds(result))
+
+    @property
+    def is_of_paper(self) -> bool:
+        """Whether the paper has this model."""
+        return self.result.model in published.MODELS
+
+    @property
+    def paper_model(self) -> str:
+        """The model of the paper whose figures stand beside the run's: its own, if it has one."""
+        return self.result.model if self.is_of_paper else next(iter(published.MODELS))
+
+    @property
+    def machine(self) -> str:
+        machine = self.result.machine
+        if machine.gpu is None:
+            return f"{machine.cpu}, {machine.num_cores} cores"
+        return machine.gpu if machine.num_gpus == 1 else f"{machine.num_gpus} {machine.gpu}"
+
+    @property
+    def modes(self) -> list[str]:
+        """The paper's and ours, whether they were run or not, then the others of the run."""
+        known = (*published.BASELINES, *METHODS)
+        return list(dict.fromkeys((*known, *(mode.name for mode in self.result.modes))))
+
+    @property
+    def data_sets(self) -> list[str]:
+        return [one.name for one in self.result.data_sets]
+
+    def loads(self) -> list[Load]:
+        """The loads of the run, those of table 4 alone left out."""
+        return [load for load in self.rounds.loads() if load.template == self.rounds.alone.template]
+
+    def label(self, mode: str) -> str:
+        known = next((one for one in self.result.modes if one.name == mode), None)
+        return _LABELS[mode] if known is None else known.label
+
+    def families(self) -> dict[str, list[str]]:
+        """Data sets by family: the paper's, whether they were run or not, then the run's own."""
+        found: dict[str, list[str]] = {}
+        for name, paper in published.DATA_SETS.items():
+            found.setdefault(paper.family, []).append(name)
+        for one in self.result.data_sets:
+            if one.name not in published.DATA_SETS:
+                found.setdefault(one.family, []).append(one.name)
+        return found
+
+    def run_families(self) -> dict[str, list[str]]:
+        """Data sets of the run by family."""
+        found: dict[str, list[str]] = {}
+        for family, names in self.families().items():
+            if run := [name for name in names if name in self.data_sets]:
+                found[family] = run
+        return found
+
+    def marks(self, cells: Iterable[Cell | Quoted], data_sets: Iterable[str]) -> tuple[str, ...]:
+        """What is to be known of cells with figures from these data sets."""
+        if not any(isinstance(cell, Measured) for cell in cells):
+            return ()
+        wanted = set(data_sets)
+        are_samples = [one.is_sample for one in self.result.data_sets if one.name in wanted]
+        samples = "sample" if all(are_samples) else "some samples"
+        return (
+            *((samples,) if any(are_samples) else ()),
+            *(("no GPU",) if self.result.machine.gpu is None else ()),
+        )
+
+
+def title_of(data_set: str) -> str:
+    """What tables call a data set."""
+    paper = published.DATA_SETS.get(data_set)
+    return data_set if paper is None else paper.title
+
+
+def counted(value: float) -> Measured:
+    """A figure that is the same in every round."""
+    return over_rounds({0: value})
+
+
+def quoted(*values: float | None) -> list[Cell | Quoted]:
+    """Figures of the paper; None is a dash there."""
+    return [NONE if value is None else Quoted(value) for value in values]
