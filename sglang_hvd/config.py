@@ -31,6 +31,8 @@ FLAGS = (
     "costs",
     "verify_width",
     "shared_cache_tokens",
+    "snapshot",
+    "warm_from",
     "record",
     "record_prompts",
     "report_cycles",
@@ -223,8 +225,8 @@ class HvdConfig(BaseModel):
     warm_from: Path | None = Field(
         default=None,
         strict=False,
-        description="File or folder of texts that enter the shared cache before the server "
-        "serves. Default: none.",
+        description="File or folder of texts that enter the shared cache while the server serves. "
+        "Default: none.",
     )
     history_window: int = Field(
         default=8,

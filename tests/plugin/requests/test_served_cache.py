@@ -176,7 +176,7 @@ def test_a_snapshot_that_does_not_fit_is_said_and_not_used(
     cache.close()
 
 
-def test_a_server_starts_with_the_texts_of_a_folder(tmp_path: Path) -> None:
+def test_the_texts_of_a_folder_enter_after_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "ids.jsonl").write_text('[1, 2]\n{"prompt_ids": [7], "output_ids": [3, 4, 5]}\n')
@@ -185,9 +185,16 @@ def test_a_server_starts_with_the_texts_of_a_folder(tmp_path: Path) -> None:
     (folder / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
     cache = served(warm_from=folder)
     cache.fill()
+    while not give(cache, ListContents())["warm_up"]["is_done"]:
+        cache.warm(is_idle=True)
     assert held(cache) == {"": 2 + 3 + 4 + 3}
-    with pytest.raises(ValueError, match=r"warm_from: .* cannot read the texts: No such file"):
-        served(warm_from=tmp_path / "none").fill()
+    # What cannot be read ends no server: the start refuses it before.
+    lacking = served(warm_from=tmp_path / "none")
+    lacking.fill()
+    while (state := give(lacking, ListContents())["warm_up"])["error"] is None:
+        lacking.warm(is_idle=False)
+    assert "cannot read the texts: No such file" in state["error"]
+    assert served().describe() == {"snapshot": None, "warm_up": None}
 
 
 def test_a_snapshot_is_saved_where_an_administrator_says(tmp_path: Path) -> None:
