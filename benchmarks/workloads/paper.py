@@ -252,8 +252,9 @@ PAPER: tuple[Workload, ...] = (
     workload(
         "spider",
         STRUCTURED,
-        # No stored copy of the hub has this data set: revision, split and the names of the columns
-        # are unverified. The check of columns says what it finds.
+        # No stored copy of the hub has this data set, and the cards of its author's models only name
+        # it: revision, split and the names of the columns are unverified. The check of columns says
+        # what it finds.
         DataSet(
             "NBAmine/xlangai-spider-with-context",
             "main",
