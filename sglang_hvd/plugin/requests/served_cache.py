@@ -74,7 +74,7 @@ class ServedCache:
         # Not before: a server that ends while it starts must leave its snapshot alone.
         if self._path is not None and self._ranks.is_first:
             self._start_saver(self._config.snapshot_minutes)
-            self._close_at_sigterm()
+            self._close_at_signals()
         if self._config.warm_from is not None:
             self._warm_up = WarmUp(
                 self._config.warm_from,
@@ -131,18 +131,23 @@ class ServedCache:
             self._cache.drain()
             self._saver.close()
 
-    def _close_at_sigterm(self) -> None:
+    def _close_at_signals(self) -> None:
         """SGLang's launcher ends the schedulers by a request. A supervisor that sends SIGTERM to
-        all processes of the server ends them by the signal."""
+        all processes of the server, or a terminal that sends SIGINT, ends them by the signal."""
 
         def end(signum: int, _frame: FrameType | None) -> None:
             self.close()
-            signal.signal(signum, signal.SIG_DFL)
+            signal.signal(signum, before[signum])
             signal.raise_signal(signum)
 
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, end)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        before: dict[int, Any] = {
+            signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)
+        }
+        for signum, handler in before.items():
+            if handler in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(signum, end)
 
     def _contents(self) -> dict[str, Any]:
         shared, of_namespace = self._budgets

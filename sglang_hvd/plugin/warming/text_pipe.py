@@ -78,15 +78,20 @@ def pieces_of(source: Path, tokenizer_file: Path, eos_token_id: int | None) -> I
     template = ChatTemplate(tokenizer_file)
     files = text_files(source)
     texts: list[TokenIds] = []
-    num_tokens = 0
-    for number, file in enumerate(files):
-        for text, _ in read_texts(file, tokenizer, eos_token_id, template=template):
-            texts.append(text)
-            num_tokens += len(text)
-            if num_tokens >= PIECE_TOKENS or len(texts) == _PIECE_TEXTS:
-                yield _piece(len(files), number, texts)
-                texts, num_tokens = [], 0
-    yield _piece(len(files), len(files), texts)
+    num_tokens = num_read = 0
+    try:
+        for file in files:
+            for text, _ in read_texts(file, tokenizer, eos_token_id, template=template):
+                texts.append(text)
+                num_tokens += len(text)
+                if num_tokens >= PIECE_TOKENS or len(texts) == _PIECE_TEXTS:
+                    yield _piece(len(files), num_read, texts)
+                    texts, num_tokens = [], 0
+            num_read += 1
+    except ValueError:
+        yield _piece(len(files), num_read, texts)
+        raise
+    yield _piece(len(files), num_read, texts)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -121,10 +121,10 @@ def test_what_cannot_be_read_ends_the_warm_up_and_keeps_the_texts_before(
     warm_up = warm_up_of(folder, cache)
     state = finished(warm_up)
     assert state["error"] == f"{folder}/2.jsonl:2: no token ids: token ids are not negative"
-    assert (state["num_files"], state["num_tokens"]) == (3, 20_000)
-    assert held(cache) == 20_000
+    assert (state["num_files"], state["num_files_read"], state["num_tokens"]) == (3, 1, 20_002)
+    assert held(cache) == 20_002
     warm_up.go_on(is_idle=True)
-    assert warm_up.describe()["num_tokens"] == 20_000
+    assert warm_up.describe()["num_tokens"] == 20_002
     assert "warm-up ended early" in caplog.text
 
 
