@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,33 @@ def test_a_server_starts_with_its_snapshot_and_saves_it_at_its_end(tmp_path: Pat
     assert held(other) == {}
     other.close()
     assert sorted(file.name for file in tmp_path.glob("kept*")) == ["kept", "kept.1"]
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT acts as in a terminal; a shell may have started the tests without it."""
+    before = (
+        signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.getsignal(signal.SIGTERM),
+    )
+    yield
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGTERM, before[1])
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_saves_the_snapshot_and_goes_on_to_what_it_did_before(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    cache = served(snapshot=path)
+    cache.fill()
+    give(cache, AddOutputs.of(texts([1, 2, 3]), tokenizer=""))
+    assert not path.exists()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    again = served(snapshot=path)
+    again.fill()
+    assert held(again) == {"": 3}
+    again.close()
 
 
 def test_a_snapshot_that_does_not_fit_is_said_and_not_used(
