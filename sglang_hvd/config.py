@@ -219,8 +219,8 @@ class HvdConfig(BaseModel):
     snapshot_minutes: float | None = Field(
         default=None,
         gt=0,
-        description="Save snapshot every so many minutes. Default: only when SIGTERM or ctrl-C ends "
-        "the server.",
+        description="Save snapshot every so many minutes. Default: only when SIGTERM or ctrl-C "
+        "ends the server.",
     )
     warm_from: Path | None = Field(
         default=None,

@@ -125,8 +125,6 @@ class ServedCache:
 
     def close(self) -> None:
         """Writes the snapshot of the settings, if they name one. The server ends."""
-        if self._warm_up is not None:
-            self._warm_up.close()
         if self._saver is not None:
             self._cache.drain()
             self._saver.close()

@@ -9,6 +9,7 @@ wait for it.
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Iterator, Sequence
@@ -98,19 +99,17 @@ def main(arguments: Sequence[str]) -> None:
     source, folder, *eos = arguments
     os.nice(19)  # the server goes first
     pieces = pieces_of(Path(source), Path(folder) / "tokenizer.json", int(eos[0]) if eos else None)
-    with os.fdopen(os.dup(1), "wb") as pipe:
-        os.dup2(2, 1)  # what libraries print does not get between the pieces
-        _write_all(pipe, pieces)
-
-
-def _write_all(pipe: BinaryIO, pieces: Iterator[TextPiece]) -> None:
     try:
-        for piece in pieces:
-            write_piece(pipe, piece)
+        with os.fdopen(os.dup(1), "wb") as pipe:
+            os.dup2(2, 1)  # what libraries print does not get between the pieces
+            for piece in pieces:
+                write_piece(pipe, piece)
     except ValueError as error:
         sys.exit(str(error))
     except BrokenPipeError:  # the server has ended
-        os._exit(1)
+        sys.exit(1)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # a server that is killed leaves it
 
 
 def _piece(num_files: int, num_files_read: int, texts: Sequence[TokenIds]) -> TextPiece:

@@ -102,11 +102,6 @@ class WarmUp:
             "error": self._fault,
         }
 
-    def close(self) -> None:
-        """Ends the reading. The texts so far stay."""
-        if self._reader is not None:
-            self._reader.close()
-
     def _add(self, piece: TextPiece) -> str | None:
         """Shares the texts of a piece, or says why they cannot be shared."""
         self._num_files, self._num_files_read = piece.num_files, piece.num_files_read
@@ -122,7 +117,8 @@ class WarmUp:
     def _finish(self, fault: str | None) -> None:
         self._is_done, self._fault = True, fault
         self._seconds = round(time.monotonic() - self._began_at, 3)
-        self.close()
+        if self._reader is not None:
+            self._reader.close()
         if fault is None:
             logger.info("HVD: warm-up is done: %s", self._progress())
         else:
@@ -136,13 +132,20 @@ class WarmUp:
 
 
 class _Reader:
-    """The process that reads the texts, and the thread that receives its pieces."""
+    """The process that reads the texts, and the thread that receives its pieces.
+
+    If the server ends, the process finds its pipe closed and ends, too.
+    """
 
     def __init__(self, source: Path, save_tokenizer: Callable[[Path], int | None]) -> None:
         self._received: queue.Queue[TextPiece | _End] = queue.Queue(maxsize=_IDLE_PIECES)
         self._process: subprocess.Popen[bytes] | None = None
+        # What the process says when it fails; _receive closes it.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix="hvd-warm-up-")
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="hvd-warm-up-", ignore_cleanup_errors=True
+            )
             self._process = self._start(source, save_tokenizer)
         except (OSError, ValueError) as error:  # also how transformers says "no tokenizer"
             self._received.put((" ".join(str(error).split()),))
@@ -158,14 +161,13 @@ class _Reader:
         eos_token_id = save_tokenizer(folder)
         module = "sglang_hvd.plugin.warming.text_pipe"
         command = [sys.executable, "-m", module, str(source.absolute()), str(folder)]
-        with self._errors.open("wb") as errors:
-            return subprocess.Popen(
-                command if eos_token_id is None else [*command, str(eos_token_id)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},  # the cores serve
-            )
+        return subprocess.Popen(
+            command if eos_token_id is None else [*command, str(eos_token_id)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},  # the cores serve
+        )
 
     def take(self, max_pieces: int) -> tuple[list[TextPiece], _End | None]:
         """What was read by now, and its end."""
@@ -185,16 +187,14 @@ class _Reader:
             self._process.kill()
             self.take(_IDLE_PIECES)  # the thread may wait for room
 
-    @property
-    def _errors(self) -> Path:
-        """What the process says when it fails."""
-        return Path(self._folder.name) / "errors"
-
     def _receive(self, process: subprocess.Popen[bytes], pipe: BinaryIO) -> None:
         while (piece := read_piece(pipe)) is not None:
             self._received.put(piece)
-        code, lines = process.wait(), self._errors.read_text(errors="replace").splitlines()
+        code = process.wait()
         self._folder.cleanup()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").splitlines()
+        self._errors.close()
         fault = None
         if code != 0:
             fault = lines[-1] if lines else f"the process that reads texts ended with code {code}"

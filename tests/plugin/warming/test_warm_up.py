@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -168,13 +169,28 @@ def test_a_reading_process_that_is_killed_is_told(tmp_path: Path) -> None:
     assert 0 < held(cache) == state["num_tokens"] < 3_000_000
 
 
-def test_a_server_that_ends_ends_the_reading_process(tmp_path: Path) -> None:
-    warm_up = warm_up_of(token_lines(tmp_path / "ids.jsonl", 3000), cache_of())
+def _start_and_wait(folder: str) -> None:
+    warm_up = warm_up_of(Path(folder) / "ids.jsonl", cache_of())
     assert warm_up._reader is not None
-    process = warm_up._reader._process
-    assert process is not None
-    warm_up.close()
-    assert process.wait(timeout=HANGS_AFTER_S) == -signal.SIGKILL
+    assert warm_up._reader._process is not None
+    while not warm_up.describe()["num_tokens"]:  # the process has begun
+        warm_up.go_on(is_idle=False)
+    print(warm_up._reader._process.pid, warm_up._reader._folder.name, flush=True)
+    sys.stdin.read()
+
+
+def test_a_server_that_is_killed_ends_the_reading_process(tmp_path: Path) -> None:
+    token_lines(tmp_path / "ids.jsonl", 3000)
+    command = [sys.executable, "-m", "tests.plugin.warming.test_warm_up", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        pid, folder = server.stdout.readline().decode().split()
+        assert Path(folder).exists()
+        server.kill()
+    deadline = time.monotonic() + HANGS_AFTER_S
+    while Path(folder).exists() or Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "the process goes on"
+        time.sleep(0.01)
 
 
 def test_a_piece_passes_a_pipe_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -239,5 +255,8 @@ def test_ranks_warm_alike(tmp_path: Path, nursery: Nursery) -> None:
     assert "token ids are not negative" in first[1]["error"]
 
 
-if __name__ == "__main__":  # a rank
-    _warm_as_rank(sys.argv[1], int(sys.argv[2]))
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        _start_and_wait(sys.argv[1])
+    else:
+        _warm_as_rank(sys.argv[1], int(sys.argv[2]))
