@@ -7,7 +7,8 @@
 Without --serve and --url it measures the suffix cache alone: 64 requests propose while texts enter.
 
 --serve measures the time between tokens of 16 streams of a server on the demo models, which
---hvd-warm-from warms: while it does, and as often after that. Each round is a server of its own.
+--hvd-warm-from warms. In every other play the process that reads the texts is stopped, so that
+other load on the machine affects both kinds alike. Each round is a server of its own.
 
 --url does so on a running server, to which it sends texts. Phases with and without them alternate.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks.command import parser_of, run, write_rows
 from benchmarks.serving.client import Answer, play
@@ -133,26 +135,39 @@ def _served_rows(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
                 environment=demo_environment(),
             )
             with server:
-                num_plays = 0
+                started = psutil.Process().children(recursive=True)
+                [reader] = [p for p in started if "text_pipe" in " ".join(p.cmdline())]
                 while True:
-                    gaps = _gaps_of_streams(server.url)
-                    if _warm_up_of(server.url)["is_done"]:
-                        break  # for a part of these gaps at most
-                    plays["warm-up"].append(gaps)
-                    num_plays += 1
-                progress.append(_warm_up_of(server.url))
-                plays["quiet"] += [_gaps_of_streams(server.url) for _ in range(num_plays)]
+                    reader.suspend()
+                    _wait_until_quiet(server.url)
+                    quiet = _gaps_of_streams(server.url)
+                    reader.resume()
+                    during = _gaps_of_streams(server.url)
+                    state = _warm_up_of(server.url)
+                    if state["is_done"]:
+                        break  # these gaps are quiet in part
+                    plays["quiet"].append(quiet)
+                    plays["warm-up"].append(during)
+                progress.append(state)
     if not plays["quiet"]:
         raise ValueError("the warm-up ended before 16 streams did: give more --tokens")
     rows = []
     for phase, of_phase in plays.items():
         ends = [float(np.percentile(gaps, 99)) * 1e3 for gaps in of_phase]
         row = _row("between tokens", phase, [gap for gaps in of_phase for gap in gaps])
-        row |= {"plays": len(of_phase), "lowest p99": min(ends), "highest p99": max(ends)}
+        row |= {"plays": len(of_phase), "p99 of a play, median": statistics.median(ends)}
+        row |= {"lowest": min(ends), "highest": max(ends)}
         row["warm tokens"] = sum(of_server["num_tokens"] for of_server in progress)
-        row["warm seconds"] = sum(of_server["seconds"] for of_server in progress)
         rows.append(row)
     return rows
+
+
+def _wait_until_quiet(url: str) -> None:
+    """Waits until all texts that were read have entered the cache and are indexed."""
+    before = None
+    while before != (now := _warm_up_of(url)["num_tokens"]):
+        before = now
+        time.sleep(0.5)
 
 
 def _warm_up_of(url: str) -> dict[str, Any]:
