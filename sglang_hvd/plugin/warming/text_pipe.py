@@ -25,7 +25,7 @@ from sglang_hvd.traces.reader import read_texts, text_files
 from sglang_hvd.traces.tokenizer_json import load_tokenizer
 from sglang_hvd.types import TokenIds
 
-# The indexing thread of the cache takes some 0.3 ms for so many tokens.
+# So few that the cache indexes them while a step runs.
 PIECE_TOKENS = 4096
 _PIECE_TEXTS = 256
 _HEAD = struct.Struct("<IIII")  # files, files that were read, texts, tokens
