@@ -31,6 +31,8 @@ FLAGS = (
     "costs",
     "verify_width",
     "shared_cache_tokens",
+    "snapshot",
+    "warm_from",
     "record",
     "record_prompts",
     "report_cycles",
@@ -218,14 +220,14 @@ class HvdConfig(BaseModel):
     snapshot_minutes: float | None = Field(
         default=None,
         gt=0,
-        description="Save snapshot every so many minutes. Default: only when SIGTERM ends the "
-        "server.",
+        description="Save snapshot every so many minutes. Default: only when SIGTERM or ctrl-C "
+        "ends the server.",
     )
     warm_from: Path | None = Field(
         default=None,
         strict=False,
-        description="File or folder of texts that enter the shared cache before the server "
-        "serves. Default: none.",
+        description="File or folder of texts that enter the shared cache while the server serves. "
+        "Default: none.",
     )
     history_window: int = Field(
         default=8,

@@ -59,10 +59,11 @@ MAY_IMPORT = {
     "plugin/device": {"allocation"},
     "plugin/startup": {"types", "config", "yaml_text", "user_cache", "allocation", "traces"},
     "plugin/trees": set(),
+    "plugin/warming": {"types", "suffix_cache", "traces", "plugin/device"},
     "plugin/requests": {
         *("types", "config", "step_clock", "request_stats"),
         *("suffix_cache", "payoff", "allocation", "drafter", "traces", "whole_file"),
-        *("plugin/startup", "plugin/device", "view/cycles"),
+        *("plugin/startup", "plugin/warming", "plugin/device", "view/cycles"),
     },
     "plugin/sampling": {"plugin/requests", "plugin/trees", "plugin/device"},
     "plugin/engine": {

@@ -5,23 +5,28 @@
     python -m benchmarks.serving --attach plain=URL --attach payoff=URL [--concurrency 1,4,16] ...
     python -m benchmarks.serving ... --rates 1,2,4 --max-ttft-ms 500 --max-tpot-ms 50
     python -m benchmarks.serving ... --workloads mt-bench,delegate-52,mine.jsonl --max-tokens 8192
+    python -m benchmarks.serving ... --phases chat,editing,chat
 
 Each mode is a server of its own on the demo models, or one that is already running. All servers
 stay up together and take turns, in another order each time, so that other load on the machine
 affects all of them alike. Each server's caches are flushed before each measurement. The first round
-is not counted.
+is not counted. A mode whose server does not start, or ends, is marked, and the others go on.
 
 --concurrency is a closed loop: a conversation begins when another has ended. --rates is an open
 loop: conversations arrive at random, at so many per second, whether or not the server keeps up.
+--phases plays workloads one after the other without a flush between them, and has figures for each.
+It shows how fast a mode follows traffic that changes.
 """
 
 import argparse
 import contextlib
 import json
+import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +41,20 @@ from sglang_hvd.commands.arguments import add_json, count, not_negative, seed
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import demo_models
-from sglang_hvd.demo.modes import COMMON_MODES, MODES, PAPER_MODES, server_flags
-from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
+from sglang_hvd.demo.modes import COMMON_MODES, MODES, server_flags
+from sglang_hvd.demo.server import CPU_FLAGS, Launch, ServerFailed, SglangServer, demo_environment
 
 _SEED = 11
 
-_TokenIds = Mapping[tuple[int, int], tuple[int, ...]]  # by conversation and turn
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None) -> int:
+    """launch: starts the servers; None: they are child processes."""
     options = _options(arguments)
     with contextlib.ExitStack() as stack:
-        urls = dict(options.attach) or stack.enter_context(_servers(options.modes))
+        urls: dict[str, str] = dict(options.attach)
+        unserved: dict[str, str] = {}
+        if not urls:
+            urls, unserved = stack.enter_context(_servers(options.modes, launch))
         bounds = Bounds(options.max_ttft_ms, options.max_tpot_ms)
         rows = measure(
             urls,
@@ -55,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds=options.rounds,
             bounds=None if bounds == Bounds() else bounds,
             seed=options.seed,
+            unserved=unserved,
         )
     print(table_of(rows))
     write_rows(options.json, map(asdict, rows))
@@ -62,18 +70,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _servers(modes: Sequence[str]) -> Iterator[dict[str, str]]:
+def _servers(
+    modes: Sequence[str], launch: Launch | None
+) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """URLs by mode, and by mode why there is no server.
+
+    Raises ServerFailed if no server starts.
+    """
     models = demo_models()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = {}
+        urls, unserved = {}, {}
         for mode in modes:
             flags = [*CPU_FLAGS, *server_flags(mode, models)]  # type: ignore[arg-type]
             server = SglangServer(
-                flags, log_file=folder / f"{mode}.log", environment=demo_environment()
+                flags,
+                log_file=folder / f"{mode}.log",
+                environment=demo_environment(),
+                launch=launch,
             )
-            urls[mode] = stack.enter_context(server).url
-        yield urls
+            try:
+                urls[mode] = stack.enter_context(server).url
+            except ServerFailed as error:
+                if mode == modes[-1] and not urls:
+                    raise
+                unserved[mode] = server.last_exception or " ".join(str(error).split())
+                print(f"{mode} cannot be served here: {unserved[mode]}", file=sys.stderr)
+        yield urls, unserved
 
 
 class _OfServer:
@@ -91,7 +114,7 @@ class _OfServer:
 
 
 def _prompts(name: str, num: int, options: argparse.Namespace) -> list[Prompt]:
-    """The prompts of a family of the demo, or else the measured prompts of a workload."""
+    """Prompts of a family of the demo, or else measured prompts of a workload."""
     if name not in FAMILIES:
         return [*draw(find(name), folder=options.data, num_measured=num).measured]
     sessions = demo_sessions(name, count=num, seed=_SEED)
@@ -99,8 +122,8 @@ def _prompts(name: str, num: int, options: argparse.Namespace) -> list[Prompt]:
 
 
 def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
-    """The cells of all workloads. The expected answers are those of plain decoding, one request at
-    a time, or of the first mode if no server decodes plainly."""
+    """The cells of all workloads, then those of the phases. The expected answers are those of plain
+    decoding, one request at a time, or of the first mode if no server decodes plainly."""
     url = urls.get("plain", next(iter(urls.values())))
     template = _OfServer(url) if options.template == "official" else None
 
@@ -109,34 +132,49 @@ def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
         return {**prompt.request(template), "sampling_params": sampling}
 
     num = _num_sessions(max(options.concurrency, default=0), options)
+    loads: list[tuple[int, float | None]] = [
+        (concurrency, None) for concurrency in options.concurrency
+    ]
+    loads += [(num, rate) for rate in options.rates]
     cells = []
     for name in options.workloads:
-        family = name if name in FAMILIES else find(name).family
-        prompts = _prompts(name, num, options)
-        conversations = [conversation_of(prompt, request) for prompt in prompts]
-        expected = {
-            (answer.conversation, answer.turn): answer.token_ids
-            for answer in play(url, conversations, concurrency=1).answers
-        }
+        whole = _cell(url, name, _prompts(name, num, options), request)
+        cells += [_under(whole, *load, options) for load in loads]
+    num_of = Counter(options.phases)
+    # A workload that comes back brings conversations that no cache has seen.
+    left = {name: _prompts(name, num * times, options) for name, times in num_of.items()}
+    phases = []
+    for number, name in enumerate(options.phases, start=1):
+        prompts, left[name] = left[name][:num], left[name][num:]
+        whole = _cell(url, name, prompts, request)
+        phases.append(replace(whole, phase=number))
+    return cells + [_under(whole, *load, options) for load in loads for whole in phases]
 
-        def is_expected(answer: Answer, expected: _TokenIds = expected) -> bool:
-            return expected[answer.conversation, answer.turn] == answer.token_ids
 
-        cells += [
-            Cell(
-                name,
-                family,
-                concurrency,
-                conversations[: _num_sessions(concurrency, options)],
-                is_expected,
-            )
-            for concurrency in options.concurrency
-        ]
-        cells += [
-            Cell(name, family, len(conversations), conversations, is_expected, rate)
-            for rate in options.rates
-        ]
-    return cells
+def _cell(
+    url: str, name: str, prompts: Sequence[Prompt], request: Callable[[Prompt], dict[str, Any]]
+) -> Cell:
+    """These conversations, all at once. url: of the server whose answers are expected. request:
+    what is sent for a prompt."""
+    conversations = [conversation_of(prompt, request) for prompt in prompts]
+    expected = {
+        (answer.conversation, answer.turn): answer.token_ids
+        for answer in play(url, conversations, concurrency=1).answers
+    }
+
+    def is_expected(answer: Answer) -> bool:
+        return expected[answer.conversation, answer.turn] == answer.token_ids
+
+    family = name if name in FAMILIES else find(name).family
+    return Cell(name, family, len(conversations), conversations, is_expected)
+
+
+def _under(whole: Cell, concurrency: int, rate: float | None, options: argparse.Namespace) -> Cell:
+    """A cell under another load. A closed loop plays as many conversations as it needs."""
+    talks = whole.conversations
+    if rate is None:
+        talks = talks[: _num_sessions(concurrency, options)]
+    return replace(whole, concurrency=concurrency, conversations=talks, rate=rate)
 
 
 def _num_sessions(concurrency: int, options: argparse.Namespace) -> int:
@@ -149,7 +187,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--modes",
         type=_modes,
-        help=f"some of {','.join(MODES)} (default: all but {','.join(PAPER_MODES)})",
+        help=f"some of {','.join(MODES)} (default: {','.join(COMMON_MODES)})",
     )
     parser.add_argument(
         "--attach",
@@ -187,9 +225,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workloads",
         type=_workloads,
-        default=list(FAMILIES),
-        help=f"some of {','.join(FAMILIES)} (default: all of these), names of `python -m "
-        "benchmarks.workloads list`, or files of prompts",
+        help=f"some of {','.join(FAMILIES)} (default: all of these, or none with --phases), names "
+        "of `python -m benchmarks.workloads list`, or files of prompts",
+    )
+    parser.add_argument(
+        "--phases",
+        type=_workloads,
+        default=[],
+        metavar="WORKLOAD,...",
+        help="workloads that one run plays after each other, for example chat,editing,chat",
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="copies of data sets, as in benchmarks.workloads"
@@ -221,6 +265,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if len(set(attached)) < len(attached):
         parser.error(f"--attach: {', '.join(attached)}: give each server another name")
     options.modes = options.modes or [*COMMON_MODES]
+    if options.workloads is None:
+        options.workloads = [] if options.phases else [*FAMILIES]
     if options.concurrency is None:
         options.concurrency = [] if options.rates else [1, 4, 16]
     return options

@@ -1,4 +1,5 @@
-"""Measures several modes of serving in turn: a row for each mode, workload and concurrency."""
+"""Measures several modes of serving in turn: a row for each mode, workload and concurrency, and for
+each phase of traffic that changes."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,15 @@ from sglang_hvd.replay.training.tables import markdown_table
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Speeds and host times are medians over the rounds. All other figures combine all rounds.
+    """Speeds and host times are medians over the rounds. All other figures combine all rounds, and
+    are None if there was no round.
 
     concurrency: conversations at a time. With a rate: the number of all conversations.
     rate: conversations that arrive per second; None in a closed loop.
+    phase: see Cell.
     num_rounds: rounds that were played to the end. If the server ended, they are fewer than those
         of other modes, and is_complete is False.
+    fault: why rounds are missing, in one line; None if none are.
     num_sessions: number of sessions played; it may differ between concurrencies.
     tokens_per_s_spread: largest minus smallest of the rounds; None for a single round.
     speedup_vs_plain, speedup_vs_eagle3: median over the rounds of the ratio within a round; None
@@ -41,7 +45,7 @@ class Row:
         bounds.
     good_share: share of the replies that keep the bounds. None without bounds.
     host_us_per_step: see Played.
-    outputs_identical: every reply is the expected one, token for token.
+    outputs_identical: every reply is the expected one, token for token. None if there was none.
     """
 
     workload: str
@@ -49,20 +53,22 @@ class Row:
     mode: str
     concurrency: int
     rate: float | None
+    phase: int | None
     num_sessions: int
     num_rounds: int
     is_complete: bool
-    tokens_per_s: float
+    fault: str | None
+    tokens_per_s: float | None
     tokens_per_s_spread: float | None
     speedup_vs_plain: float | None
     speedup_vs_eagle3: float | None
-    cycles_per_1k: float
+    cycles_per_1k: float | None
     ms_per_cycle: float | None
     mean_accepted: float | None
     cache_share: float | None
-    ttft_ms_p50: float
-    ttft_ms_p90: float
-    ttft_ms_p99: float
+    ttft_ms_p50: float | None
+    ttft_ms_p90: float | None
+    ttft_ms_p99: float | None
     tpot_ms_p50: float | None
     tpot_ms_p90: float | None
     tpot_ms_p99: float | None
@@ -72,7 +78,7 @@ class Row:
     goodput_per_s: float | None
     good_share: float | None
     host_us_per_step: float | None
-    outputs_identical: bool
+    outputs_identical: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,9 @@ class Cell:
 
     is_expected: whether an answer is the one that every mode must give.
     rate: as in Row.
+    phase: 1 for the first phase of traffic that changes, 2 for the cell after it, and so on. A
+        server plays the phases one after the other, and its caches keep what the phases before
+        left. None: a cell of its own.
     """
 
     workload: str
@@ -104,6 +113,7 @@ class Cell:
     conversations: Sequence[Conversation]
     is_expected: Callable[[Answer], bool]
     rate: float | None = None
+    phase: int | None = None
 
 
 def measure(
@@ -115,52 +125,64 @@ def measure(
     first_turn: int = 0,
     bounds: Bounds | None = None,
     seed: int = 0,
+    unserved: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """Plays every cell on every server, `rounds` times.
+    """Plays every cell on every server, `rounds` times. Each cell has a row for each mode.
 
     If a server fails, a line on stderr says so, and the others go on. The rows of its mode combine
     the rounds until then.
 
     urls: URLs of the servers by mode. The servers take turns, in another order each time, so that
         other load on the machine affects all of them alike. Their caches are flushed before each
-        measurement.
+        cell, but not between phases.
     warm_up: an additional first round is not counted.
     first_turn: index of the mode that starts. Calls for single cells should pass another one each.
     bounds: of good replies; None: no goodput.
     seed: of the arrivals. All modes have the same arrivals, other ones in each round.
+    unserved: modes without a server, and why; their rows have no figures.
 
-    Raises ServerFailed, or OSError, if every server has failed.
+    Raises ServerFailed, or OSError, if every server failed before it had played a round.
     """
     modes = list(urls)
-    failed: set[str] = set()
+    faults = dict(unserved or {})
     found: dict[tuple[int, str], list[Played]] = {}
+    runs = _runs(cells)
     with tqdm(total=len(cells) * len(modes) * (rounds + warm_up), unit="run", disable=None) as bar:
         for number in range(rounds + warm_up):
-            for place, cell in enumerate(cells):
-                turn = (number + place + first_turn) % len(modes)
+            for index, places in enumerate(runs):
+                turn = (number + index + first_turn) % len(modes)
                 for mode in [*modes[turn:], *modes[:turn]]:
-                    bar.update()
-                    if mode in failed:
+                    bar.update(len(places))
+                    if mode in faults:
                         continue
                     try:
                         flush_cache(urls[mode])
-                        played = _play(urls[mode], cell, seed=seed + number)
+                        for place in places:
+                            played = _play(urls[mode], cells[place], seed=seed + number)
+                            if number >= warm_up:
+                                found.setdefault((place, mode), []).append(played)
                     except (ServerFailed, OSError) as error:
-                        failed.add(mode)
-                        if len(failed) == len(modes):
+                        faults[mode] = " ".join(str(error).split())
+                        if not found and faults.keys() >= urls.keys():
                             raise
-                        print(f"{mode} has ended: {error}", file=sys.stderr)
-                        continue
-                    if number >= warm_up:
-                        found.setdefault((place, mode), []).append(played)
+                        print(f"{mode} has ended: {faults[mode]}", file=sys.stderr)
     rows = []
     for place, cell in enumerate(cells):
-        of_cell = {mode: found[place, mode] for mode in modes if (place, mode) in found}
-        rows += [
-            _row(cell, mode, of_cell, bounds=bounds, is_complete=len(of_cell[mode]) == rounds)
-            for mode in of_cell
-        ]
+        of_cell = {mode: found.get((place, mode), []) for mode in (*modes, *(unserved or {}))}
+        for mode, of_mode in of_cell.items():
+            fault = faults.get(mode) if len(of_mode) < rounds else None
+            rows.append(_row(cell, mode, of_cell, bounds=bounds, rounds=rounds, fault=fault))
     return rows
+
+
+def _runs(cells: Sequence[Cell]) -> list[list[int]]:
+    """The places of the cells, those of one run's phases together."""
+    runs: list[list[int]] = []
+    for place, cell in enumerate(cells):
+        if cell.phase is None or cell.phase == 1:
+            runs.append([])
+        runs[-1].append(place)
+    return runs
 
 
 def _play(url: str, cell: Cell, *, seed: int) -> Played:
@@ -176,25 +198,24 @@ def _row(
     found: Mapping[str, Sequence[Played]],
     *,
     bounds: Bounds | None,
-    is_complete: bool,
+    rounds: int,
+    fault: str | None,
 ) -> Row:
-    rounds = found[mode]
-    speeds = np.array([_speed(played) for played in rounds])
-    answers = [answer for played in rounds for answer in played.answers]
+    played_rounds = found[mode]
+    speeds = [_speed(played) for played in played_rounds]
+    answers = [answer for played in played_rounds for answer in played.answers]
     num_tokens = sum(answer.num_tokens for answer in answers)
     num_cycles = sum(answer.counts.num_cycles for answer in answers)
     gaps = [gap for answer in answers for gap in answer.gaps]
-    hosts = [p.host_us_per_step for p in rounds if p.host_us_per_step is not None]
+    hosts = [p.host_us_per_step for p in played_rounds if p.host_us_per_step is not None]
 
     def of_cycle(total: float) -> float | None:
         return total / num_cycles if num_cycles else None
 
     def speedup(over: str) -> float | None:
-        if over not in found:
-            return None
         # A server that ended has fewer rounds.
-        pairs = zip(rounds, found[over], strict=False)
-        return float(np.median([_speed(mine) / _speed(others) for mine, others in pairs]))
+        pairs = zip(played_rounds, found.get(over, ()), strict=False)
+        return _median([_speed(mine) / _speed(others) for mine, others in pairs])
 
     def quantiles(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
         return {
@@ -210,10 +231,10 @@ def _row(
         **quantiles("itl", gaps),
     }
     goodput = good_share = None
-    if bounds is not None:
-        good = [sum(map(bounds.keeps, played.answers)) for played in rounds]
-        per_s = [num / played.seconds for num, played in zip(good, rounds, strict=True)]
-        goodput, good_share = float(np.median(per_s)), sum(good) / len(answers)
+    if bounds is not None and answers:
+        good = [sum(map(bounds.keeps, played.answers)) for played in played_rounds]
+        goodput = _median([n / p.seconds for n, p in zip(good, played_rounds, strict=True)])
+        good_share = sum(good) / len(answers)
 
     return Row(
         workload=cell.workload,
@@ -221,23 +242,29 @@ def _row(
         mode=mode,
         concurrency=cell.concurrency,
         rate=cell.rate,
+        phase=cell.phase,
         num_sessions=len(cell.conversations),
-        num_rounds=len(rounds),
-        is_complete=is_complete,
-        tokens_per_s=float(np.median(speeds)),
+        num_rounds=len(played_rounds),
+        is_complete=len(played_rounds) == rounds,
+        fault=fault,
+        tokens_per_s=_median(speeds),
         tokens_per_s_spread=float(np.ptp(speeds)) if len(speeds) > 1 else None,
         speedup_vs_plain=speedup("plain"),
         speedup_vs_eagle3=speedup("eagle3"),
-        cycles_per_1k=1000 * num_cycles / num_tokens,
+        cycles_per_1k=1000 * num_cycles / num_tokens if num_tokens else None,
         ms_per_cycle=of_cycle(1000 * sum(answer.seconds for answer in answers)),
         mean_accepted=of_cycle(sum(answer.counts.num_accepted for answer in answers)),
         cache_share=of_cycle(sum(answer.counts.num_cache_cycles for answer in answers)),
-        **times,  # type: ignore[arg-type]  # replies have a first chunk
+        **times,
         goodput_per_s=goodput,
         good_share=good_share,
-        host_us_per_step=float(np.median(hosts)) if hosts else None,
-        outputs_identical=all(map(cell.is_expected, answers)),
+        host_us_per_step=_median(hosts),
+        outputs_identical=all(map(cell.is_expected, answers)) if answers else None,
     )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
 
 
 def _speed(played: Played) -> float:
@@ -251,6 +278,7 @@ def table_of(rows: Sequence[Row]) -> str:
         "mode": "mode",
         "concurrency": "at once",
         "rate": "per s",
+        "phase": "phase",
         "tokens_per_s": "tokens/s",
         "tokens_per_s_spread": "spread",
         "speedup_vs_plain": "x plain",

@@ -288,8 +288,9 @@ def _servers(
     with contextlib.ExitStack() as stack:
         servers = {}
         for mode in options.modes:
-            # The last value of a flag counts. plain and ngram have no tree.
-            of_tree = tree if mode not in ("plain", "ngram") else ()
+            # The last value of a flag counts. plain and ngram have no tree, eagle3-adaptive has
+            # its own.
+            of_tree = tree if mode not in ("plain", "ngram", "eagle3-adaptive") else ()
             servers[mode] = SglangServer(
                 [*server_flags(mode, models), *of_tree, *common],
                 log_file=(options.logs or folder) / f"{mode}.log",

@@ -25,7 +25,7 @@ _MAX_SHOWN_CHARS = 1200
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     if options.command == "list":
-        columns = ("name", "family", "source", "licence", "size")
+        columns = ("name", "family", "source", "licence", "size", "note")
         rows = map(asdict, workloads().values())
         print(markdown_table({name: name for name in columns}, rows, num_labels=len(columns)))
     else:

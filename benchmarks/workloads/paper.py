@@ -254,8 +254,9 @@ PAPER: tuple[Workload, ...] = (
     workload(
         "spider",
         STRUCTURED,
-        # No stored copy of the hub has this data set: revision, split and the names of the columns
-        # are unverified. The check of columns says what it finds.
+        # No stored copy of the hub has this data set, and its author's model cards only name it:
+        # revision, split and the names of the columns are unverified. The check of columns says
+        # what it finds.
         DataSet(
             "NBAmine/xlangai-spider-with-context",
             "main",

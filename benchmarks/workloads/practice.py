@@ -59,14 +59,14 @@ PRACTICE: tuple[Workload, ...] = (
     workload(
         "instruct-coder",
         CODE_EDIT,
+        # The hub shows the head as 6a778a7. Two published logs of measurements name all 40 digits.
         DataSet(
             "likaixin/InstructCoder",
-            "main",
+            "6a778a720284d6520b56bd03d5c3070930d41071",
             {"instruction": "string", "input": "string"},
             _instruct_coder,
         ),
         "not stated on the card",
         "108,391 edits",
-        "The revision could not be looked up: this follows the branch main.",
     ),
 )

@@ -302,6 +302,14 @@ def _table(contents: dict[str, Any]) -> str:
         lines.append(f"snapshot {snapshot['path']}: {snapshot['num_tokens']:,} tokens, {age} ago")
     if snapshot is not None and snapshot["last_error"] is not None:
         lines.append(f"no snapshot: {snapshot['last_error']}")
+    warm_up = contents["warm_up"]
+    if warm_up is not None:
+        end = "done" if warm_up["is_done"] else "not done yet"
+        lines.append(
+            f"warm-up from {warm_up['path']}: {warm_up['num_files_read']} of "
+            f"{warm_up['num_files']} files, {warm_up['num_tokens']:,} tokens, "
+            f"{warm_up['error'] or end}"
+        )
     return "\n".join(lines)
 
 

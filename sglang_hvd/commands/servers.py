@@ -7,12 +7,13 @@ from pathlib import Path
 from sglang_hvd.commands.arguments import count, output_file
 from sglang_hvd.demo.corpus.session import FAMILIES, Family
 from sglang_hvd.demo.models import SHIPPED, rebuild
-from sglang_hvd.demo.modes import COMMON_MODES, DEFAULT_MODES, MODES, PAPER_MODES
+from sglang_hvd.demo.modes import COMMON_MODES, DEFAULT_MODES, GPU_MODES, MODES, PAPER_MODES
 from sglang_hvd.plugin.startup.environment import require_cpu_operators
 from sglang_hvd.user_cache import user_cache
 
 # They show the range: long copies, short copies, and hardly any.
 _DEFAULT_WORKLOADS: tuple[Family, ...] = ("editing", "tool_calls", "chat")
+_DEMO_MODES = tuple(mode for mode in MODES if mode not in GPU_MODES)
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +28,10 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--modes",
-        type=_names("mode", MODES, COMMON_MODES),
+        type=_names("mode", _DEMO_MODES, COMMON_MODES),
         default=DEFAULT_MODES,
         metavar="MODE,...",
-        help=f"ways of decoding: some of {', '.join(MODES)}, or all but the last "
+        help=f"ways of decoding: some of {', '.join(_DEMO_MODES)}, or all but the last "
         f"{len(PAPER_MODES)}: all; plain always plays (default: {','.join(DEFAULT_MODES)})",
     )
     parser.add_argument(

@@ -33,8 +33,8 @@ def demo_models(shape: Shape = "llama", *, folder: Path = SHIPPED) -> DemoModels
 def rebuild(folder: Path) -> None:
     """Builds the models of all shapes from their recipes, with a progress bar.
 
-    A build takes some 15 minutes on two idle cores. On the same machine it gives the same bytes each
-    time. Models that are already in the folder stay until those that replace them are complete.
+    A build takes some 15 minutes on two idle cores, and gives the same bytes each time on the same
+    machine. Models that are already in the folder stay until those that replace them are complete.
 
     Raises ValueError if the folder cannot be written.
     """

@@ -12,7 +12,8 @@ from sglang_hvd.demo.models import DemoModels
 # plain: target only. eagle3, ngram: SGLang's own. model to allocate: HVD under that policy.
 # The last three draft from the paper's suffix cache. suffix: SuffixDecoding; the server loads the
 # model drafter, because HVD needs one, and never runs it. frequency-paper, hvd-paper: the paper's
-# rule-based hybrid, and its method.
+# rule-based hybrid, and its method. eagle3-adaptive: SGLang's EAGLE3, which adapts the number of
+# draft steps to what is accepted.
 Mode = Literal[
     "plain",
     "eagle3",
@@ -26,6 +27,7 @@ Mode = Literal[
     "suffix",
     "frequency-paper",
     "hvd-paper",
+    "eagle3-adaptive",
 ]
 MODES: tuple[Mode, ...] = get_args(Mode)
 # The policies of modes that are HVD under the paper's settings.
@@ -34,9 +36,13 @@ PAPER_MODES: Mapping[Mode, Policy] = {
     "frequency-paper": "frequency",
     "hvd-paper": "payoff",
 }
+# SGLang cannot serve these on a CPU.
+GPU_MODES: tuple[Mode, ...] = ("eagle3-adaptive",)
 HVD_MODES: tuple[Mode, ...] = (*get_args(Policy), *PAPER_MODES)
 # Those that "all" means. Each is a server, and the paper's are for comparison with the paper.
-COMMON_MODES: tuple[Mode, ...] = tuple(mode for mode in MODES if mode not in PAPER_MODES)
+COMMON_MODES: tuple[Mode, ...] = tuple(
+    mode for mode in MODES if mode not in (*PAPER_MODES, *GPU_MODES)
+)
 DEFAULT_MODES: tuple[Mode, ...] = ("plain", "eagle3", HvdConfig().policy)
 
 # The draft tree of both SGLang's EAGLE3 and HVD's model drafter. On a CPU the paper's 8 steps cost
@@ -45,6 +51,12 @@ MODEL_TREE_FLAGS = (
     *("--speculative-num-steps", "3"),
     *("--speculative-eagle-topk", "4"),
     *("--speculative-num-draft-tokens", "16"),
+)
+
+# SGLang adapts chains only; with a tree it warns and does not adapt. It begins with three steps.
+_ADAPTIVE_FLAGS = (
+    *("--speculative-adaptive", "--speculative-num-steps", "3"),
+    *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
 )
 
 
@@ -56,6 +68,8 @@ def server_flags(mode: Mode, models: DemoModels) -> list[str]:
         return flags
     if mode == "eagle3":
         return [*flags, "--speculative-algorithm", "EAGLE3", *drafter]
+    if mode == "eagle3-adaptive":
+        return [*flags, "--speculative-algorithm", "EAGLE3", *drafter, *_ADAPTIVE_FLAGS]
     if mode == "ngram":
         return [
             *(*flags, "--speculative-algorithm", "NGRAM"),

@@ -29,6 +29,10 @@ _ARCHITECTURES = {"llama", "llama_eagle3", "qwen3"}
 # it with "sglang serve: ".
 _REFUSES = re.compile(r"(?:[^:]+: )?error: (.*)")
 
+# How a traceback ends, and its lines that name a function.
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?")
+_FRAME = re.compile(r' +File ".*", line \d+, in (\w+)')
+
 _GRACE_S = 3.0  # the default
 
 CPU_ENVIRONMENT = {
@@ -143,6 +147,17 @@ class SglangServer:
     def log(self) -> str:
         """Everything that the server has written so far."""
         return self._log_file.read_text(errors="replace")
+
+    @property
+    def last_exception(self) -> str | None:
+        """The last exception in the log, in one line; None if there is none."""
+        lines = self.log.splitlines()
+        places = [place for place, line in enumerate(lines) if _EXCEPTION.fullmatch(line)]
+        if not places:
+            return None
+        functions = [found[1] for line in lines[: places[-1]] if (found := _FRAME.match(line))]
+        where = f" in {functions[-1]}" if functions else ""
+        return f"{lines[places[-1]].rstrip(': ')}{where}"
 
     def begin(self) -> None:
         """Starts the process without waiting for it, so that several servers can start at the same

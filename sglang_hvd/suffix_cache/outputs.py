@@ -59,12 +59,20 @@ class SharedOutputs:
     @classmethod
     def of_texts(cls, texts: Sequence[TokenIds], namespace: str = "") -> "SharedOutputs":
         """Outputs of one namespace that are kept now."""
+        lengths = np.fromiter(map(len, texts), np.int32, len(texts))
+        return cls.of_arrays(lengths, np.concatenate([np.empty(0, np.int32), *texts]), namespace)
+
+    @classmethod
+    def of_arrays(
+        cls, lengths: npt.NDArray[np.int32], token_ids: TokenIds, namespace: str = ""
+    ) -> "SharedOutputs":
+        """The same, from lengths and the tokens of all texts."""
         return cls(
             namespaces=[namespace],
-            spaces=np.zeros(len(texts), np.int32),
-            lengths=np.fromiter(map(len, texts), np.int32, len(texts)),
-            kept_at=np.full(len(texts), int(time.time()), np.int64),
-            token_ids=np.concatenate([np.empty(0, np.int32), *texts]),
+            spaces=np.zeros(len(lengths), np.int32),
+            lengths=lengths,
+            kept_at=np.full(len(lengths), int(time.time()), np.int64),
+            token_ids=token_ids,
         )
 
     def split(self, num_tokens: int, num_outputs: int) -> Iterator["SharedOutputs"]:

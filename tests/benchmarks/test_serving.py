@@ -3,6 +3,7 @@
 import contextlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +16,8 @@ from benchmarks.command import run
 from benchmarks.serving import measure as serving_measure
 from benchmarks.serving.__main__ import main
 from benchmarks.serving.client import Answer, Played, arrivals, play
-from benchmarks.serving.measure import Bounds, Cell, Row, measure
+from benchmarks.serving.measure import Bounds, Cell, Row, measure, table_of
+from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
@@ -231,6 +233,59 @@ def test_rows_of_a_server_that_ends_are_kept_and_marked(
     assert capsys.readouterr().err.splitlines() == ["payoff has ended: gone: exit code 137"]
     with pytest.raises(ServerFailed, match="137"):
         measure({"payoff": "gone"}, cells, rounds=2, warm_up=False)
+    assert {(r.mode, r.fault) for r in rows} == {
+        ("plain", None),
+        ("payoff", "gone: exit code 137"),
+    }
+    # The last server that ends takes no row with it either.
+    num_left = 1
+    rows = measure({"payoff": "gone"}, cells, rounds=2, warm_up=False)
+    assert [(r.num_rounds, r.is_complete) for r in rows] == [(1, False), (0, False)]
+    assert (rows[1].tokens_per_s, rows[1].ttft_ms_p50, rows[1].outputs_identical) == (None,) * 3
+    assert table_of(rows).count("NO") == 2
+
+
+def test_a_mode_without_a_server_is_marked_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played((answer_of(0.1, (0.01,)),), 10.0, None)
+    monkeypatch.setattr(serving_measure, "play", lambda *_, **__: played)
+    monkeypatch.setattr(serving_measure, "flush_cache", lambda url: None)
+    cell = Cell("w", "f", 1, [ask_once], lambda answer: True)
+    why = "NotImplementedError in init_cuda_graph_state"
+    rows = measure({"plain": "x"}, [cell], rounds=1, unserved={"eagle3-adaptive": why})
+    assert [(r.mode, r.num_rounds, r.is_complete, r.fault) for r in rows] == [
+        ("plain", 1, True, None),
+        ("eagle3-adaptive", 0, False, why),
+    ]
+    assert rows[1].speedup_vs_plain is rows[1].goodput_per_s is None
+
+
+def test_phases_follow_each_other_on_a_server_without_a_flush(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    def play(url: str, conversations: object, **_: object) -> Played:
+        done.append(f"{url} {len(conversations)}")  # type: ignore[arg-type]
+        return Played((answer_of(0.1, (0.01,)),), 10.0 * len(done), None)
+
+    monkeypatch.setattr(serving_measure, "play", play)
+    monkeypatch.setattr(serving_measure, "flush_cache", lambda url: done.append(f"{url} flush"))
+    phases = [
+        Cell("w", "f", 1, [ask_once] * number, lambda answer: True, phase=number)
+        for number in (1, 2, 3)
+    ]
+    alone = Cell("w", "f", 1, [ask_once] * 4, lambda answer: True)
+    urls = {"plain": "x", "payoff": "y"}
+    rows = measure(urls, [*phases, alone], rounds=1, warm_up=False)
+    of_x, of_y = ([f"{url} {what}" for what in ("flush", 1, 2, 3)] for url in "xy")
+    assert done == [*of_x, *of_y, "y flush", "y 4", "x flush", "x 4"]
+    assert [(row.phase, row.mode) for row in rows] == [
+        (phase, mode) for phase in (1, 2, 3, None) for mode in urls
+    ]
+    # Each phase has figures of its own.
+    assert len({row.tokens_per_s for row in rows}) == 8
 
 
 def test_a_rate_is_measured_from_the_command_line(
@@ -244,6 +299,31 @@ def test_a_rate_is_measured_from_the_command_line(
     assert [(row["rate"], row["concurrency"]) for row in rows] == [(50, 3), (100, 3)]
     assert all(row["good_share"] == 1 and row["goodput_per_s"] > 0 for row in rows)
     assert "good per s" in capsys.readouterr().out
+
+
+def test_a_workload_that_comes_back_brings_other_conversations(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tmp_path / "rows.json"
+    flags = ["--attach", f"plain={server}", "--phases", "chat,sql,chat", "--sessions", "2"]
+    flags += ["--concurrency", "1,2", "--rates", "50", "--rounds", "1", "--json", str(found)]
+    _Handler.asked.clear()
+    assert main([*flags, "--template", "none"]) == 0
+    rows = json.loads(found.read_text())
+    assert [(row["concurrency"], row["rate"], row["phase"], row["workload"]) for row in rows] == [
+        (at_once, rate, phase, workload)
+        for at_once, rate in ((1, None), (2, None), (4, 50))
+        for phase, workload in enumerate(("chat", "sql", "chat"), start=1)
+    ]
+    assert [row["num_sessions"] for row in rows] == [2] * 3 + [4] * 6
+    # Expected answers, a round that is not counted and a round of each of three loads. A load of
+    # one at a time needs half of the sessions.
+    expected: Counter[str] = Counter()
+    for place, session in enumerate(demo_sessions("chat", count=8, seed=11)):
+        expected[session.turns[0].user] += 7 if place % 4 < 2 else 5
+    asked = Counter(_Handler.asked)
+    assert {text: asked[text] for text in expected} == expected
+    assert "phase" in capsys.readouterr().out
 
 
 def test_a_workload_is_served_with_the_targets_own_chat_template(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import warm_start
 from benchmarks.warm_start import main
 
 
@@ -17,3 +18,20 @@ def test_snapshots_and_steps_are_timed(tmp_path: Path, monkeypatch: pytest.Monke
     rows = json.loads(path.read_text())
     assert [row["phase"] for row in rows] == ["snapshot", "snapshot", "quiet", "warm-up"]
     assert all(0 < row["median ms"] <= row["p99 ms"] <= row["max ms"] for row in rows)
+
+
+@pytest.mark.e2e
+def test_streams_of_a_server_are_timed_with_and_without_its_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.json"
+    arguments = ["--serve", "--rounds", "1", "--tokens", "1500000", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["warm_start", *arguments])
+    monkeypatch.setattr(warm_start, "_STREAMS", 2)
+    monkeypatch.setattr(warm_start, "_STREAM_TOKENS", 16)
+    main()
+    quiet, during = json.loads(path.read_text())
+    assert (quiet["phase"], during["phase"]) == ("quiet", "warm-up")
+    assert quiet["plays"] == during["plays"] > 0
+    assert 0 < during["median ms"] <= during["p99 ms"]
+    assert during["warm tokens"] > 1_400_000

@@ -214,6 +214,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
             give_last_hidden_states(batch, result)
+            self._served_cache.warm(is_idle=False)
             return result
         assert pp_proxy_tensors is None, "pipeline parallelism is refused at start"
         assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
@@ -222,6 +223,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._publish()
         result = self._decode(batch, ahead, on_publish, grammar_barrier)
         self._costs.end_step()
+        # The step is launched: the cache indexes texts of a warm-up while the device works.
+        self._served_cache.warm(is_idle=False)
         return result
 
     def _decode(
@@ -326,6 +329,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         # SGLang calls this again and again while it is idle: only the first call has news.
         self._publish(at_once=not self._is_idle)
         self._is_idle = True
+        self._served_cache.warm(is_idle=True)
 
     def on_pause(self) -> None:
         """SGLang pauses until it is told to continue, and does not call on_idle. The pause must not
@@ -359,7 +363,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             **self._figures.describe(len(self._held)),
             "predictor": self._served_predictor.describe(),
             "costs": self._costs.describe(),
-            "snapshot": self._served_cache.describe(),
+            **self._served_cache.describe(),
             "config": self._launch.config.model_dump(mode="json"),
             "verifies_trees": self._verifies_trees,
             "model_tree_width": self._launch.model_tree_width,

@@ -6,10 +6,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +15,8 @@ from typing import Any
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.device.rank_group import RankGroup
-from sglang_hvd.plugin.startup.token_strings import served_fingerprint, texts_to_warm
+from sglang_hvd.plugin.startup.token_strings import save_tokenizer, served_fingerprint
+from sglang_hvd.plugin.warming.warm_up import WarmUp
 from sglang_hvd.suffix_cache import SharedOutputs
 from sglang_hvd.suffix_cache.orders import (
     AddOutputs,
@@ -29,13 +28,9 @@ from sglang_hvd.suffix_cache.orders import (
 )
 from sglang_hvd.suffix_cache.snapshot import read_snapshot
 from sglang_hvd.suffix_cache.snapshot_saver import SnapshotSaver
-from sglang_hvd.types import TokenIds
 from sglang_hvd.whole_file import remove_leftovers
 
 logger = logging.getLogger(__name__)
-
-# Texts of warm_from that are handed to the cache at once.
-_WARM_TEXTS = 1024
 
 
 class ServedCache:
@@ -62,24 +57,37 @@ class ServedCache:
         self._budgets = config.shared_cache_tokens, config.namespace_cache_tokens
         self._path = None if config.snapshot is None else self._of_group(config.snapshot)
         self._saver: SnapshotSaver | None = None
+        self._warm_up: WarmUp | None = None
 
     def fill(self) -> None:
-        """Before the server serves: reads the snapshot of the settings, then what warm_from names.
+        """Before the server serves: reads the snapshot of the settings, and starts to read what
+        warm_from names.
 
         The first rank reads for all. Without a snapshot that fits, the cache stays cold and the log
-        says so. Raises ValueError, in one line, if warm_from cannot be read.
+        says so.
         """
         if self._config.predicts:
             _ = self._fingerprint  # the tokenizer is loaded by now, and never again while it serves
         if self._path is not None:
             self._load(self._path)
-        if self._config.warm_from is not None:
-            self._warm(self._config.warm_from)
         self._cache.drain()  # the first request already drafts from all of it
         # Not before: a server that ends while it starts must leave its snapshot alone.
         if self._path is not None and self._ranks.is_first:
             self._start_saver(self._config.snapshot_minutes)
-            self._close_at_sigterm()
+            self._close_at_signals()
+        if self._config.warm_from is not None:
+            self._warm_up = WarmUp(
+                self._config.warm_from,
+                self._cache,
+                ranks=self._ranks,
+                save_tokenizer=save_tokenizer,
+                vocab_size=self._vocab_size,
+            )
+
+    def warm(self, *, is_idle: bool) -> None:
+        """Goes on with the warm-up of the settings, between two steps. See WarmUp.go_on."""
+        if self._warm_up is not None:
+            self._warm_up.go_on(is_idle=is_idle)
 
     def answer(self, order: Order) -> dict[str, Any]:
         """Carries out an order, and returns what to say about it, as JSON values.
@@ -107,9 +115,13 @@ class ServedCache:
                 return self._contents()
         return {"num_pending_tokens": self._cache.stats().num_pending_tokens}
 
-    def describe(self) -> dict[str, Any] | None:
-        """The latest snapshot, for /server_info; None if none was ever asked for."""
-        return None if self._saver is None else self._saver.describe()
+    def describe(self) -> dict[str, Any]:
+        """The latest snapshot and the warm-up, for /server_info; None for one that was never asked
+        for."""
+        return {
+            "snapshot": None if self._saver is None else self._saver.describe(),
+            "warm_up": None if self._warm_up is None else self._warm_up.describe(),
+        }
 
     def close(self) -> None:
         """Writes the snapshot of the settings, if they name one. The server ends."""
@@ -117,18 +129,23 @@ class ServedCache:
             self._cache.drain()
             self._saver.close()
 
-    def _close_at_sigterm(self) -> None:
+    def _close_at_signals(self) -> None:
         """SGLang's launcher ends the schedulers by a request. A supervisor that sends SIGTERM to
-        all processes of the server ends them by the signal."""
+        all processes of the server, or a terminal that sends SIGINT, ends them by the signal."""
 
         def end(signum: int, _frame: FrameType | None) -> None:
             self.close()
-            signal.signal(signum, signal.SIG_DFL)
+            signal.signal(signum, before[signum])
             signal.raise_signal(signum)
 
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, end)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        before: dict[int, Any] = {
+            signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)
+        }
+        for signum, handler in before.items():
+            if handler in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(signum, end)
 
     def _contents(self) -> dict[str, Any]:
         shared, of_namespace = self._budgets
@@ -139,7 +156,7 @@ class ServedCache:
             "now": int(time.time()),
             "num_pending_tokens": self._cache.stats().num_pending_tokens,
             "namespaces": [asdict(of_space) for of_space in self._cache.contents()],
-            "snapshot": self.describe(),
+            **self.describe(),
         }
 
     def _save(self, path: Path) -> None:
@@ -202,25 +219,3 @@ class ServedCache:
         if any(piece.token_ids.max(initial=0) >= self._vocab_size for piece in pieces):
             return [], f"snapshot {path} has tokens that the model does not know"
         return pieces, None
-
-    def _warm(self, warm_from: Path) -> None:
-        num_tokens = 0
-        texts = texts_to_warm(warm_from) if self._ranks.is_first else iter(())
-        while True:
-            some, fault = self._ranks.of_first(_next_texts(texts))
-            if fault is not None:
-                raise ValueError(f"warm_from: {fault}")
-            if not some:
-                break
-            outputs = SharedOutputs.of_texts(some)
-            self._add(outputs)
-            num_tokens += len(outputs.token_ids)
-        logger.info("HVD: %d tokens of %s entered the shared cache", num_tokens, warm_from)
-
-
-def _next_texts(texts: Iterator[TokenIds]) -> tuple[list[TokenIds], str | None]:
-    """The next of these texts, or why they cannot be read."""
-    try:
-        return list(islice(texts, _WARM_TEXTS)), None
-    except ValueError as error:
-        return [], str(error)

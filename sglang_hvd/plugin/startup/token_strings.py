@@ -1,9 +1,8 @@
 """The target's tokenizer: its tokens as text, for the predictor's token classes, its fingerprint,
-and texts that it reads."""
+and its files."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -12,14 +11,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_model, get_serving
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
-from sglang_hvd.traces.chat_templates import ChatTemplate
-from sglang_hvd.traces.reader import read_texts, text_files
-from sglang_hvd.traces.tokenizer_json import (
-    load_tokenizer,
-    texts_of_tokens,
-    vocabulary_fingerprint,
-)
-from sglang_hvd.types import TokenIds
+from sglang_hvd.traces.tokenizer_json import texts_of_tokens, vocabulary_fingerprint
 
 
 def token_strings() -> Iterator[str]:
@@ -38,21 +30,12 @@ def served_fingerprint() -> str:
     return vocabulary_fingerprint(_tokenizer().get_vocab())
 
 
-def texts_to_warm(path: Path) -> Iterator[TokenIds]:
-    """The texts of a file, or of the files of a folder, with which to warm the shared cache: see
-    read_texts. Text is tokenized as the server does. Loads the tokenizer.
-
-    Raises ValueError, in one line, for a file that cannot be read.
-    """
-    served = _tokenizer()
-    with tempfile.TemporaryDirectory() as folder:
-        served.save_pretrained(folder)
-        file = Path(folder) / "tokenizer.json"
-        tokenizer = load_tokenizer(file) if file.exists() else None
-        template = ChatTemplate(file)
-        for source in text_files(path):
-            for text, _ in read_texts(source, tokenizer, served.eos_token_id, template=template):
-                yield text
+def save_tokenizer(folder: Path) -> int | None:
+    """Writes the tokenizer's files into a folder, and returns the token that ends an output, if
+    there is one. Loads the tokenizer."""
+    tokenizer = _tokenizer()
+    tokenizer.save_pretrained(folder)
+    return None if tokenizer.eos_token_id is None else int(tokenizer.eos_token_id)
 
 
 def forget_tokenizer() -> None:

@@ -103,6 +103,9 @@ def test_list_names_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
     main(["list"])
     told = capsys.readouterr().out
     assert all(f"| {name} " in told for name in workloads())
+    # What could not be looked up is said there, too.
+    assert all(workload.note in told for workload in workloads().values())
+    assert "Revision, split and columns could not be looked up." in told
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,33 @@ def test_a_server_starts_with_its_snapshot_and_saves_it_at_its_end(tmp_path: Pat
     assert sorted(file.name for file in tmp_path.glob("kept*")) == ["kept", "kept.1"]
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT acts as in a terminal; a shell may have started the tests without it."""
+    before = (
+        signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.getsignal(signal.SIGTERM),
+    )
+    yield
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGTERM, before[1])
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_saves_the_snapshot_and_goes_on_to_what_it_did_before(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    cache = served(snapshot=path)
+    cache.fill()
+    give(cache, AddOutputs.of(texts([1, 2, 3]), tokenizer=""))
+    assert not path.exists()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    again = served(snapshot=path)
+    again.fill()
+    assert held(again) == {"": 3}
+    again.close()
+
+
 def test_a_snapshot_that_does_not_fit_is_said_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,7 +204,7 @@ def test_a_snapshot_that_does_not_fit_is_said_and_not_used(
     cache.close()
 
 
-def test_a_server_starts_with_the_texts_of_a_folder(tmp_path: Path) -> None:
+def test_the_texts_of_a_folder_enter_after_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "ids.jsonl").write_text('[1, 2]\n{"prompt_ids": [7], "output_ids": [3, 4, 5]}\n')
@@ -185,9 +213,16 @@ def test_a_server_starts_with_the_texts_of_a_folder(tmp_path: Path) -> None:
     (folder / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
     cache = served(warm_from=folder)
     cache.fill()
+    while not give(cache, ListContents())["warm_up"]["is_done"]:
+        cache.warm(is_idle=True)
     assert held(cache) == {"": 2 + 3 + 4 + 3}
-    with pytest.raises(ValueError, match=r"warm_from: .* cannot read the texts: No such file"):
-        served(warm_from=tmp_path / "none").fill()
+    # What cannot be read ends no server: the start refuses it before.
+    lacking = served(warm_from=tmp_path / "none")
+    lacking.fill()
+    while (state := give(lacking, ListContents())["warm_up"])["error"] is None:
+        lacking.warm(is_idle=False)
+    assert "cannot read the texts: No such file" in state["error"]
+    assert served().describe() == {"snapshot": None, "warm_up": None}
 
 
 def test_a_snapshot_is_saved_where_an_administrator_says(tmp_path: Path) -> None:

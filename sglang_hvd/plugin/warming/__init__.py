@@ -1,0 +1,1 @@
+"""Warms the shared cache with texts while the server serves."""
