@@ -30,8 +30,8 @@ def join(arguments: Sequence[str]) -> int:
 def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
     """A row for each mode, concurrency and run, over the data sets that all runs have measured.
 
-    A data set of another revision, or with other prompts, is another data set. Throughput and cycles
-    are those of all data sets and rounds together.
+    A data set of another revision, or with other prompts, is another data set. Throughput and
+    cycles are those of all data sets and rounds together.
 
     Raises ValueError if the runs are of different models or settings, or have nothing in common.
     """
