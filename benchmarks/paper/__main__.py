@@ -120,7 +120,8 @@ def _run(
     def make(mode: str) -> SglangServer:
         return SglangServer(
             ["--model-path", model.target, *shared, *flags[mode]],
-            log_file=logs / f"{mode}.log",
+            # A log of its own, since that of a server that ended says why.
+            log_file=logs / f"{mode}-{len(list(logs.glob(f'{mode}-[0-9]*.log')))}.log",
             environment={**(demo_environment() if is_demo else {}), **model.environment},
             timeout_s=_STARTS_WITHIN_S,
             grace_s=grace_of("cpu" if is_demo else "cuda"),

@@ -30,7 +30,8 @@ def join(arguments: Sequence[str]) -> int:
 def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
     """A row for each mode, concurrency and run, over the data sets that all runs have measured.
 
-    Throughput and cycles are those of all data sets and rounds together.
+    A data set of another revision, or with other prompts, is another data set. Throughput and
+    cycles are those of all data sets and rounds together.
 
     Raises ValueError if the runs are of different models or settings, or have nothing in common.
     """
@@ -39,13 +40,16 @@ def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
         if len(values) > 1:
             raise ValueError(f"runs of different {name} cannot be compared: {', '.join(values)}")
     cells = [_cells(result) for result in results]
+    machines = [result.machine.gpu or result.machine.cpu for result in results]
+    if len(set(machines)) < len(machines):
+        machines = [f"{name} (run {number})" for number, name in enumerate(machines, start=1)]
     common = sorted(set.intersection(*(set(of_run) for of_run in cells)))
     if not common:
         raise ValueError("the runs have no measurement in common")
     rows: list[dict[str, object]] = []
     for num_at_once in sorted({number for _, _, number in common}):
         for mode in results[0].modes:
-            for result, of_run in zip(results, cells, strict=True):
+            for machine, of_run in zip(machines, cells, strict=True):
                 names = [
                     name for m, name, number in common if (m, number) == (mode.name, num_at_once)
                 ]
@@ -57,7 +61,7 @@ def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
                 num_tokens = sum(m.num_tokens for m in found)
                 rows.append(
                     {
-                        "machine": result.machine.gpu or result.machine.cpu,
+                        "machine": machine,
                         "mode": mode.label,
                         "num_at_once": num_at_once,
                         "tokens_per_s": _speed(found),
@@ -68,14 +72,18 @@ def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
     return rows
 
 
-def _cells(result: Result) -> dict[tuple[str, str, int], list[Measurement]]:
+_Cell = tuple[str, str, int]
+
+
+def _cells(result: Result) -> dict[_Cell, list[Measurement]]:
     """Whole measurements of closed loops, by mode, data set and concurrency. Those without a chat
     template are left out, unless there are no others."""
     found = [m for m in result.measurements if m.error is None and m.rate is None]
     official = [m for m in found if m.template == "official"]
-    cells = defaultdict(list)
+    known = {of.name: f"{of.name} {of.source} {of.num_measured}" for of in result.data_sets}
+    cells: dict[_Cell, list[Measurement]] = defaultdict(list)
     for m in official or found:
-        cells[m.mode, m.data_set, m.concurrency].append(m)
+        cells[m.mode, known[m.data_set], m.concurrency].append(m)
     return cells
 
 

@@ -212,7 +212,7 @@ class Run:
             seconds = played.seconds
         except (ServerFailed, OSError) as failure:
             seconds, error = time.perf_counter() - start, reason_of(failure)
-            tell(f"{job.mode} ended during {job.data_set}: {error}")
+            tell(f"{job.mode} ended during {job.data_set}: {error} (see {self.folder / 'logs'})")
             self.fleet.end(job.mode)
         expected = self._expected(job, talks, answers, is_whole=error is None)
         return measurement_of(job, answers, seconds, expected=expected, error=error)

@@ -32,7 +32,7 @@ from benchmarks.workloads.prompts import Prompt
 from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
-from sglang_hvd.paper.results import Machine, Measurement, Mode, Result
+from sglang_hvd.paper.results import DataSet, Machine, Measurement, Mode, Result
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
 from sglang_hvd.replay.core.training_rows import TrainingRows
@@ -478,11 +478,27 @@ def test_the_papers_models_are_served_as_the_paper_says(name: str) -> None:
     assert "--speculative-eagle-topk" not in flags["eagle3-adaptive"]
 
 
+def data_set(name: str, **fields: Any) -> DataSet:
+    given: dict[str, Any] = {
+        "name": name,
+        "family": "code / repository",
+        "source": "hub:made/up@12345678 test",
+        "licence": "MIT",
+        "revision": "1" * 40,
+        "is_sample": False,
+        "num_measured": 4,
+        "num_warm_up": 8,
+        "signs": {},
+    }
+    return DataSet(**{**given, **fields})
+
+
 def test_runs_of_two_machines_are_put_side_by_side() -> None:
     def of_machine(gpu: str, greedy: float, eagle3: float) -> Result:
         machine = Machine(gpu=gpu, num_gpus=1, cpu="made up", num_cores=2, memory_gb=8)
         return result(
             machine=machine,
+            data_sets=(data_set("mbpp"), data_set("H100"), data_set("B200")),
             measurements=(
                 measurement("greedy", seconds=greedy, num_cycles=99),
                 measurement("greedy", seconds=greedy, num_cycles=99, round=1),
@@ -508,12 +524,22 @@ def test_runs_of_two_machines_are_put_side_by_side() -> None:
         side_by_side([result(), result(model="qwen3-8b")])
     with pytest.raises(ValueError, match="no measurement in common"):
         side_by_side([of_machine("H100", 2, 1), result()])
+    other = of_machine("B200", 1, 0.8).model_copy(
+        update={"data_sets": tuple(data_set(n, num_measured=5) for n in ("mbpp", "H100", "B200"))}
+    )
+    with pytest.raises(ValueError, match="no measurement in common"):
+        side_by_side([of_machine("H100", 2, 1), other])
+    same = side_by_side([of_machine("H100", 2, 1)] * 2)
+    assert {row["machine"] for row in same} == {"H100 (run 1)", "H100 (run 2)"}
 
 
 def test_join_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / f"{number}.json" for number in range(2)]
+    made = result(
+        data_sets=(data_set("mbpp"),), measurements=(measurement("eagle3", seconds=2),)
+    ).model_dump_json()
     for path in paths:
-        path.write_text(result(measurements=(measurement("eagle3", seconds=2),)).model_dump_json())
+        path.write_text(made)
     assert paper.main(["join", *map(str, paths)]) == 0
     assert capsys.readouterr().out.count("EAGLE3") >= 2
 

@@ -195,7 +195,7 @@ def test_a_slowed_mode_shows_as_slower_and_a_server_that_dies_as_a_marked_row(
 
     def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
         process = nursery.launch(command, environment, log)
-        started[command[-1]] = Path(log.name).stem, process
+        started[command[-1]] = Path(log.name).stem.rpartition("-")[0], process
         return process
 
     num_left = 1
@@ -218,6 +218,7 @@ def test_a_slowed_mode_shows_as_slower_and_a_server_that_dies_as_a_marked_row(
     [died] = [m for m in result.measurements if m.error is not None]
     assert (died.mode, died.num_requests) == ("suffix", 1)
     assert died.num_tokens > 0
+    assert (tmp_path / "out" / "logs" / "suffix-1.log").exists()  # it started again
     assert any(m.cycles.get("cache") for m in of(result, "suffix"))
     # The rest goes on.
     assert {Job.of(m) for m in result.measurements} == jobs_of(["greedy", "eagle3", "suffix"])
