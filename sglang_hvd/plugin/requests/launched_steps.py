@@ -187,6 +187,8 @@ class LaunchedSteps:
         step = self._steps.popleft()
         self.plan_late(step)
         token_ids, *of_requests = step.copy.wait()
+        if self._stream is not None:
+            self._clock.know_tokens()
         ms = self._ms_of(step) if self._held.has_reporting else None
         with self._clock.measure(Phase.COMMIT):
             rows = [row for row, h in enumerate(step.held) if h is not None and h in self._held]

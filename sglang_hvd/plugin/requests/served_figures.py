@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ class ServedFigures:
         if self._metrics is None:
             return
         times, cache = self._clock.totals(), self._drafter.cache_stats()
-        figures: dict[str, float | Mapping[str, float]] = {
+        figures: dict[str, float | Mapping[str, float] | Sequence[float]] = {
             "num_requests": num_requests,
             "cycles": self._num_cycles,
             "accepted_drafts": self._num_accepted_drafts,
@@ -60,6 +60,7 @@ class ServedFigures:
             "steps_ahead": self.num_steps_ahead,
             "step_seconds": times.step,
             "host_seconds": {phase.value: spent for phase, spent in times.phases.items()},
+            "gap_seconds": self._clock.new_gaps(),
             "resyncs": self._num_resyncs,
             "cache_tokens": {
                 "request": cache.num_request_tokens,
