@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation._native import BatchCosts
-from sglang_hvd.allocation._native import StepAllocator as _StepAllocator
+from sglang_hvd._native import BatchCosts
+from sglang_hvd._native import StepAllocator as _StepAllocator
 from sglang_hvd.allocation.draft_extend import DraftExtend
 from sglang_hvd.allocation.model_drafts import DrafterChoices, require_rising
 from sglang_hvd.allocation.widths import VerifyWidths

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.payoff._native import Calibration
+from sglang_hvd._native import Calibration
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
 from sglang_hvd.types import MATCH_COLUMNS, DraftBatch, MatchOrigin, TokenIds

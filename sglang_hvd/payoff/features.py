@@ -80,7 +80,7 @@ is the token's share, with the weight of two tokens. The prior of a token is .75
 three. The result is clamped to .01 to .99.
 """
 
-from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
+from sglang_hvd._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
 from sglang_hvd.payoff.token_classes import PAPER_CLASSES, TokenClass
 from sglang_hvd.types import EVIDENCE_DEPTH
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.payoff import _native
+from sglang_hvd import _native
 from sglang_hvd.payoff.calibration import Reliability
 from sglang_hvd.types import DraftBatch, TokenIds
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
+from sglang_hvd._native import NUM_BUCKETS, Network
 from sglang_hvd.config import SHIPPED_PREFIX, CacheMode, HvdConfig
-from sglang_hvd.payoff._native import NUM_BUCKETS, Network
 from sglang_hvd.payoff.features import (
     FEATURE_NAMES,
     MAX_DRAFT_LEN,

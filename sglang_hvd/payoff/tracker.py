@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.payoff._native import Tracker
+from sglang_hvd._native import Tracker
 from sglang_hvd.payoff.features import FEATURE_NAMES, MAX_DRAFT_LEN, POSITION_FEATURES
 from sglang_hvd.payoff.token_classes import TokenClasses
 from sglang_hvd.types import DraftBatch, TokenIds

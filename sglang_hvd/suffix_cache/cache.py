@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd._native import CacheCore, CacheSettings, PaperSettings
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.suffix_cache._native import CacheCore, CacheSettings, PaperSettings
 from sglang_hvd.suffix_cache.outputs import NamespaceContents, SharedOutputs
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
 from sglang_hvd.types import DraftBatch, TokenIds

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from sglang_hvd.plugin.trees._native import lay_out as _lay_out
-from sglang_hvd.plugin.trees._native import merge as _merge
+from sglang_hvd._native import lay_out as _lay_out
+from sglang_hvd._native import merge as _merge
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
 
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "allocate.hpp"
+#include "bindings.hpp"
 #include "bound_arrays.hpp"
 #include "host_trees.hpp"
 #include "pace.hpp"
@@ -364,11 +365,8 @@ private:
 };
 
 }  // namespace
-}  // namespace sglang_hvd
 
-NB_MODULE(_native, m) {
-    using namespace sglang_hvd;
-    nb::set_leak_warnings(false);  // an interpreter may end before its objects do
+void bind_allocation(nb::module_& m) {
     nb::class_<HostTreeJoiner>(m, "HostTreeJoiner", "See host_trees.py, which names things.")
         .def(nb::init<>())
         .def("join", &HostTreeJoiner::join)
@@ -395,3 +393,5 @@ NB_MODULE(_native, m) {
         .def("wants_drafts", &wants_drafts, "slots"_a, "limits"_a.none(), "predicted"_a, "costs"_a,
              "context_ms"_a);
 }
+
+}  // namespace sglang_hvd

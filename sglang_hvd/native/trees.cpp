@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 
+#include "bindings.hpp"
 #include "bound_arrays.hpp"
 #include "verify_tree.hpp"
 
@@ -102,10 +103,8 @@ void lay_out(const Rows& parents, const Column& num_used, const Input<std::int64
 }
 
 }  // namespace
-}  // namespace sglang_hvd
 
-NB_MODULE(_native, m) {
-    using namespace sglang_hvd;
+void bind_trees(nb::module_& m) {
     m.def("merge", &merge, "token_ids"_a.noconvert(), "parents"_a.noconvert(), "num_used"_a.noconvert(),
           "is_model_node"_a, "rows"_a.none(), "tree_tokens"_a, "parent_list"_a,
           "top_scores_index"_a, "topk"_a, "ranks"_a.none(), "num_kept"_a,
@@ -113,3 +112,5 @@ NB_MODULE(_native, m) {
     m.def("lay_out", &lay_out, "parents"_a.noconvert(), "num_used"_a.noconvert(), "seq_lens"_a, "positions"_a,
           "next_token"_a, "next_sibling"_a, "mask"_a, "is_full_mask"_a, "See host_layout.py.");
 }
+
+}  // namespace sglang_hvd

@@ -17,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings.hpp"
 #include "bound_arrays.hpp"
 #include "calibration.hpp"
 #include "features.hpp"
@@ -358,11 +359,8 @@ void predict_model_sizes(ModelPredictor& predictor, Ints slots, nb::handle batch
 }
 
 }  // namespace
-}  // namespace sglang_hvd
 
-NB_MODULE(_native, m) {
-    using namespace sglang_hvd;
-    nb::set_leak_warnings(false);  // objects that remain when the interpreter ends are no leaks
+void bind_payoff(nb::module_& m) {
     m.attr("NUM_DRAFT_FEATURES") = kNumDraftFeatures;
     m.attr("NUM_POSITION_FEATURES") = kNumPositionFeatures;
     m.attr("NUM_BUCKETS") = kNumBuckets;
@@ -419,3 +417,5 @@ NB_MODULE(_native, m) {
             return std::tuple(p[kCacheRight], p[kCacheWrong], p[kAfterCache], p[kWithoutCache]);
         });
 }
+
+}  // namespace sglang_hvd

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings.hpp"
 #include "bound_arrays.hpp"
 #include "cache_core.hpp"
 
@@ -88,11 +89,8 @@ nb::list columns_of(std::span<const Column> columns) {
 }
 
 }  // namespace
-}  // namespace sglang_hvd
 
-NB_MODULE(_native, m) {
-    using namespace sglang_hvd;
-    nb::set_leak_warnings(false);  // an interpreter may end without freeing its objects
+void bind_suffix_cache(nb::module_& m) {
     using namespace nb::literals;
     using NoGil = nb::call_guard<nb::gil_scoped_release>;
     m.attr("MATCH_COLUMNS") = columns_of(kMatchNames);
@@ -141,3 +139,5 @@ NB_MODULE(_native, m) {
             return result;
         });
 }
+
+}  // namespace sglang_hvd
