@@ -8,7 +8,8 @@ import torch
 
 from sglang_hvd.allocation.allocator import PredictedDrafts, RowLimits
 from sglang_hvd.allocation.host_trees import HostTrees
-from sglang_hvd.types import DraftBatch
+from sglang_hvd.drafter.proposer import StepArrays
+from sglang_hvd.types import DraftBatch, DraftPlans
 
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
@@ -275,6 +276,64 @@ class StepAllocator:
         costs: BatchCosts,
         context_ms: float,
     ) -> bool: ...
+
+# The drafter.
+
+class StepCore:
+    def __init__(
+        self,
+        cache: CacheCore,
+        tracker: Tracker | None,
+        models: Sequence[tuple[ModelPredictor, int, list[int], list[float]]],
+        allocator: StepAllocator | None,
+        num_sets: int,
+        cache_bit: int,
+        asks_votes: bool,
+    ) -> None: ...
+    def use_predictor(
+        self, network: Network | None, is_survival: bool, calibration: Calibration | None
+    ) -> None: ...
+    def use_arrays(self, arrays: StepArrays, /) -> None: ...
+    def start(self, slot: int, num_tokens: int, /) -> None: ...
+    def extend(self, slot: int, num_tokens: int, counts: bool, /) -> None: ...
+    def num_tokens(self, slot: int, /) -> int: ...
+    def counts(self, slot: int, /) -> tuple[list[int], list[int], int]: ...
+    def propose(
+        self, of_cache: _Int32, of_rest: _Int32, max_chains: _Int32, max_branches: _Int32 | None
+    ) -> tuple[float, float, float]: ...
+    def allocate(
+        self,
+        of_cache: _Int32,
+        of_rest: _Int32,
+        limits: RowLimits | None,
+        costs: BatchCosts,
+        context: float,
+        next_waits: bool,
+        ints: _Int32,
+        floats: _Float32,
+        bytes: _UInt8,
+        nodes: _Int32,
+    ) -> tuple[int, int, int]: ...
+    def wants_drafts(
+        self,
+        of_cache: _Int32,
+        of_rest: _Int32,
+        limits: RowLimits | None,
+        costs: BatchCosts,
+        context: float,
+    ) -> bool: ...
+    def begin(self, of_cache: _Int32, plans: DraftPlans, /) -> None: ...
+    def are_planned(self, of_cache: _Int32, /) -> bool: ...
+    def commit(
+        self,
+        of_cache: _Int32,
+        of_rest: _Int32,
+        teaches: _Bool | None,
+        token_ids: _Int32,
+        lengths: _Int32,
+        num_accepted: _Int32,
+        num_model_accepted: _Int32,
+    ) -> list[tuple[int, bool, float, float]]: ...
 
 # Verify trees.
 

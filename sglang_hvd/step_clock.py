@@ -82,6 +82,10 @@ class StepClock:
         """A context manager that measures this phase. Phases must not be nested."""
         return self._timers[phase]
 
+    def add(self, phase: Phase, seconds: float) -> None:
+        """A phase took so long, measured elsewhere."""
+        self._phases[phase] += seconds
+
     @property
     def began_at(self) -> float | None:
         """When the step began, by `now`; None between steps."""

@@ -9,6 +9,7 @@ namespace sglang_hvd {
 void bind_suffix_cache(nanobind::module_& m);
 void bind_payoff(nanobind::module_& m);
 void bind_allocation(nanobind::module_& m);
+void bind_drafter(nanobind::module_& m);
 void bind_trees(nanobind::module_& m);
 
 }  // namespace sglang_hvd

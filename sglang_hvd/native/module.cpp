@@ -7,5 +7,6 @@ NB_MODULE(_native, m) {
     sglang_hvd::bind_suffix_cache(m);
     sglang_hvd::bind_payoff(m);
     sglang_hvd::bind_allocation(m);
+    sglang_hvd::bind_drafter(m);
     sglang_hvd::bind_trees(m);
 }

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -23,8 +22,8 @@
 #include "features.hpp"
 #include "model_predictor.hpp"
 #include "network.hpp"
-#include "request_track.hpp"
-#include "token_flags.hpp"
+#include "predictions.hpp"
+#include "tracker.hpp"
 
 namespace nb = nanobind;
 
@@ -52,145 +51,33 @@ private:
     Ints lengths_;
 };
 
-// The cache drafts of a DraftBatch, one row per request.
-class Drafts {
-public:
-    Drafts(nb::handle batch, std::size_t num)
-        : token_ids_(array_of<const std::int32_t, 2>(batch, "token_ids", num)),
-          num_nodes_(array_of<const std::int32_t, 1>(batch, "num_nodes", num)) {
-        for (std::size_t i = 0; i < num; ++i)
-            require(length(i) >= 0 && static_cast<std::size_t>(length(i)) <= width(),
-                    "a draft is longer than its row");
-    }
-
-    std::size_t width() const { return token_ids_.shape(1); }
-    int length(std::size_t row) const { return num_nodes_.data()[row]; }
-    Ints of(std::size_t row) const { return token_ids_.row(row).first(static_cast<std::size_t>(length(row))); }
-
-private:
-    Input<std::int32_t, 2> token_ids_;
-    Input<std::int32_t, 1> num_nodes_;
-};
-
-// The same drafts with all that their features need.
-class DescribedDrafts : public Drafts {
-public:
-    DescribedDrafts(nb::handle batch, std::size_t num)
-        : Drafts(batch, num),
-          probs_(array_of<const float, 2>(batch, "probs", num, width())),
-          matches_(array_of<const float, 2>(batch, "matches", num, kMatchColumns)),
-          evidence_(array_of<const float, 2>(batch, "evidence", num, kEvidenceColumns)) {}
-
-    DraftRow row(std::size_t i) const {
-        const Ints token_ids = of(i).first(std::min<std::size_t>(of(i).size(), kMaxDepth));
-        return {token_ids, probs_.row(i).first(token_ids.size()), read_row<Match>(matches_.row(i).data()),
-                read_row<DraftEvidence>(evidence_.row(i).data())};
-    }
-
-private:
-    Input<float, 2> probs_, matches_, evidence_;
-};
-
 void require_positions(const auto& positions, std::size_t num) {
     require(positions.shape(0) >= num && positions.shape(1) == kNumPositionFeatures &&
                 positions.shape(2) == kMaxDepth,
             "positions need float32[num_requests, num_position_features, 64]");
 }
 
-// The tracks of the active requests. Computes the features of their drafts.
-class Tracker {
-public:
-    Tracker(int window, std::span<const std::uint8_t> classes) : window_(window), classes_(classes) {
-        require(window >= 1, "the history window must be at least 1");
-    }
+void commit(Tracker& tracker, Ints slots, const Input<std::int32_t, 2>& tokens, Ints lengths, Ints verified_lens,
+            std::span<std::int32_t> accepted_lens) {
+    const CommittedTokens committed(tokens, lengths, slots.size());
+    require(verified_lens.size() == slots.size() && accepted_lens.size() == slots.size(),
+            "committed tokens need one verified and one accepted length per request");
+    for (const int slot : slots) tracker.at(slot);
+    for (std::size_t i = 0; i < slots.size(); ++i)
+        accepted_lens[i] = tracker.commit(slots[i], committed.of(i), verified_lens[i]);
+}
 
-    Tracker(const Tracker&) = delete;
-    Tracker& operator=(const Tracker&) = delete;
-
-    int start(Ints prompt, const std::string& space, bool teaches) {
-        auto track = std::make_unique<RequestTrack>(window_, prompt, classes_, scope_of(space), teaches);
-        if (free_.empty()) {
-            free_.push_back(static_cast<int>(tracks_.size()));
-            tracks_.emplace_back();
-        }
-        const int slot = free_.back();
-        free_.pop_back();
-        tracks_[static_cast<std::size_t>(slot)] = std::move(track);
-        return slot;
-    }
-
-    void finish(int slot) {
-        at(slot);
-        tracks_[static_cast<std::size_t>(slot)].reset();
-        free_.push_back(slot);
-    }
-
-    void extend(int slot, Ints tokens) { at(slot).extend(tokens); }
-
-    void commit(Ints slots, const Input<std::int32_t, 2>& tokens, Ints lengths, Ints verified_lens,
-                std::span<std::int32_t> accepted_lens) {
-        const CommittedTokens committed(tokens, lengths, slots.size());
-        require(verified_lens.size() == slots.size() && accepted_lens.size() == slots.size(),
-                "committed tokens need one verified and one accepted length per request");
-        for (const int slot : slots) at(slot);
-        for (std::size_t i = 0; i < slots.size(); ++i)
-            accepted_lens[i] = at(slots[i]).commit(committed.of(i), verified_lens[i], outcomes_);
-    }
-
-    void forget() { outcomes_.clear(); }
-
-    void write(Ints slots, nb::handle drafts_batch, nb::handle votes_batch, const Output<float, 2>& features,
-               const Output<float, 3>& positions) {
-        const std::size_t num = slots.size();
-        const DescribedDrafts drafts(drafts_batch, num), votes(votes_batch, num);
-        require(features.shape(0) >= num && features.shape(1) == kNumDraftFeatures,
-                "features need float32[num_requests, num_features]");
-        require_positions(positions, num);
-        for (const int slot : slots) at(slot);
-        FeatureWriter writer(classes_, outcomes_);
-        for (std::size_t i = 0; i < num; ++i) {
-            RequestTrack& track = at(slots[i]);
-            if (drafts.length(i) == 0) {
-                track.expect_draft({}, -1);
-                continue;
-            }
-            const DraftRow second = votes.row(i);
-            const auto place = place_of(track, second);
-            writer.write(track, drafts.row(i), second, place, features.row(i).data(), positions.row(i).data());
-            track.expect_draft(drafts.of(i), place);
-        }
-    }
-
-private:
-    RequestTrack& at(int slot) {
-        const auto place = static_cast<std::size_t>(slot);
-        if (slot < 0 || place >= tracks_.size() || !tracks_[place]) {
-            throw std::invalid_argument("slot " + std::to_string(slot) + " belongs to no active request");
-        }
-        return *tracks_[place];
-    }
-
-    // Where the draft's source is in the request's own text; -1 if it is in finished requests.
-    static std::int64_t place_of(const RequestTrack& track, const DraftRow& draft) {
-        if (draft.size() == 0 || draft.match.is_from(MatchOrigin::kShared)) return -1;
-        const auto length = std::int64_t{track.prompt_len()} + track.generated_len();
-        return std::max<std::int64_t>(-1, length - 1 - static_cast<std::int64_t>(draft.match.age));
-    }
-
-    // FNV-1a, so that all machines agree; mixed, so that similar names differ in all bits.
-    static std::uint64_t scope_of(const std::string& space) {
-        std::uint64_t h = 0xCBF29CE484222325u;
-        for (const char c : space) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-        h = (h ^ h >> 32) * 0xD6E8FEB86659FD93u;
-        return h ^ h >> 32;
-    }
-
-    int window_;
-    TokenOutcomes outcomes_{1 << 18};
-    TokenFlags classes_;
-    std::vector<std::unique_ptr<RequestTrack>> tracks_;
-    std::vector<int> free_;
-};
+void write_features(Tracker& tracker, Ints slots, nb::handle drafts_batch, nb::handle votes_batch,
+                    const Output<float, 2>& features, const Output<float, 3>& positions) {
+    const std::size_t num = slots.size();
+    const DraftRows drafts = rows_of(drafts_batch, num), votes = rows_of(votes_batch, num);
+    require_lengths(drafts, num);
+    require_lengths(votes, num);
+    require(features.shape(0) >= num && features.shape(1) == kNumDraftFeatures,
+            "features need float32[num_requests, num_features]");
+    require_positions(positions, num);
+    tracker.write(slots, drafts, votes, features.data(), positions.data());
+}
 
 Network network_of(std::span<const float> mean, std::span<const float> std,
                    const std::vector<Input<float, 2>>& weights,
@@ -208,8 +95,8 @@ Network network_of(std::span<const float> mean, std::span<const float> std,
     return network;
 }
 
-void predict_acceptance(Network& network, const Input<float, 2>& features, const Input<float, 3>& positions,
-                        Ints num_tokens, std::span<float> accepted_lens, const Output<float, 2>& acceptance) {
+void predict_of_kind_survival(Network& network, const Input<float, 2>& features, const Input<float, 3>& positions,
+                              Ints num_tokens, std::span<float> accepted_lens, const Output<float, 2>& acceptance) {
     const std::size_t num = num_tokens.size();
     require(features.shape(0) >= num && features.shape(1) >= network.num_in() &&
                 network.num_out() == kNumBuckets + kNumPositionFeatures,
@@ -217,63 +104,38 @@ void predict_acceptance(Network& network, const Input<float, 2>& features, const
     require_positions(positions, num);
     require(accepted_lens.size() >= num && acceptance.shape(0) >= num && acceptance.shape(1) == kMaxDepth,
             "results need one row per request");
-    const float* outputs = network.run(features.data(), num, features.shape(1));
-    for (std::size_t i = 0; i < num; ++i) {
-        float* row = acceptance.row(i).data();
-        std::fill_n(row, kMaxDepth, 0.f);
-        accepted_lens[i] = write_acceptance(outputs + i * network.num_padded_out(), positions.row(i).data(),
-                                            num_tokens[i], row);
-    }
+    predict_acceptance(network, features.data(), features.shape(1), positions.data(), num_tokens,
+                       accepted_lens.data(), acceptance.data());
 }
 
-void predict_len(Network& network, const Input<float, 2>& features, std::span<float> accepted_lens) {
-    const std::size_t num = accepted_lens.size();
-    require(features.shape(0) >= num && features.shape(1) >= network.num_in() && network.num_out() == 1,
+void predict_of_kind_mlp(Network& network, const Input<float, 2>& features, std::span<float> accepted_lens) {
+    require(features.shape(0) >= accepted_lens.size() && features.shape(1) >= network.num_in() &&
+                network.num_out() == 1,
             "features do not fit the network");
-    const float* outputs = network.run(features.data(), num, features.shape(1));
-    for (std::size_t i = 0; i < num; ++i) {
-        const float length = outputs[i * network.num_padded_out()];
-        accepted_lens[i] = std::isfinite(length) ? length : 0;
-    }
+    predict_lens(network, features.data(), features.shape(1), accepted_lens);
 }
 
-// The acceptance of cache drafts, one row per request, or none with a predictor of bare lengths.
+// The acceptance of cache drafts; null with a predictor of bare lengths.
 template <typename T>
-class Acceptance {
-public:
-    Acceptance(const std::optional<Output<T, 2>>& rows, std::size_t num) : rows_(rows) {
-        require(!rows || (rows->shape(0) >= num && rows->shape(1) == kMaxDepth),
-                "acceptance needs float32[num_requests, 64]");
-    }
-    T* row(std::size_t i) const { return rows_ ? rows_->row(i).data() : nullptr; }
-
-private:
-    const std::optional<Output<T, 2>>& rows_;
-};
+T* acceptance_of(const std::optional<Output<T, 2>>& rows, std::size_t num) {
+    require(!rows || (rows->shape(0) >= num && rows->shape(1) == kMaxDepth),
+            "acceptance needs float32[num_requests, 64]");
+    return rows ? rows->data() : nullptr;
+}
 using MaybeAcceptance = std::optional<Input<float, 2>>;
 
-// Corrects predictions in place, and keeps them by slot until the cycles are observed.
+DraftRows drafts_of(nb::handle batch, std::size_t num) {
+    const DraftRows drafts = rows_of(batch, num);
+    require_lengths(drafts, num);
+    return drafts;
+}
+
 void correct_batch(Calibration& calibration, Ints slots, nb::handle batch, std::span<float> accepted_lens,
-                   const std::optional<Output<float, 2>>& acceptance_rows) {
-    const std::size_t num = slots.size();
-    const Drafts drafts(batch, num);
-    const auto matches = array_of<const float, 2>(batch, "matches", num, kMatchColumns);
-    const Acceptance acceptance(acceptance_rows, num);
-    require(accepted_lens.size() >= num, "accepted_lens do not fit the requests");
-    const auto factors = calibration.factors();
-    for (std::size_t i = 0; i < num; ++i) {
-        require(slots[i] >= 0, "slots must not be negative");
-        CachePrediction prediction;
-        if (drafts.length(i) > 0) {
-            const float origin = matches.row(i)[kOriginColumn];
-            require(origin >= 0 && origin < kNumOrigins, "unknown origin of a match");
-            prediction.draft_len = drafts.length(i);
-            prediction.origin = static_cast<std::int32_t>(origin);
-            prediction.first_id = drafts.of(i).front();
-        }
-        calibration.correct_prediction(slots[i], prediction, factors[static_cast<std::size_t>(prediction.origin)],
-                                       accepted_lens[i], acceptance.row(i));
-    }
+                   const std::optional<Output<float, 2>>& acceptance) {
+    require(accepted_lens.size() >= slots.size(), "accepted_lens do not fit the requests");
+    for (const int slot : slots) require(slot >= 0, "slots must not be negative");
+    correct_all(calibration, slots, drafts_of(batch, slots.size()), accepted_lens.data(),
+                acceptance_of(acceptance, slots.size()));
 }
 
 // Returns the fallbacks that changed: origin, whether it is on, mean predicted and mean accepted tokens.
@@ -299,10 +161,6 @@ std::tuple<double, double, double> sums_of(const RunningReliability& sums) {
     return {sums.weight, sums.predicted, sums.observed};
 }
 
-void require_started(const ModelPredictor& predictor, int slot) {
-    require(predictor.has(slot), "a slot was not started");
-}
-
 // Learns from the cycles that verified the model drafter's draft; num_accepted is below 0 for the others.
 void observe_model(ModelPredictor& predictor, Ints slots, const Input<std::int32_t, 2>& token_ids, Ints lengths,
                    Ints num_accepted, Ints num_nodes, Ints num_steps, std::span<const float> predicted) {
@@ -323,39 +181,24 @@ void observe_model(ModelPredictor& predictor, Ints slots, const Input<std::int32
     }
 }
 
-void predict_model(ModelPredictor& predictor, Ints slots, nb::handle batch,
-                   const MaybeAcceptance& cache_acceptance, std::span<float> out) {
-    const std::size_t num = slots.size();
-    const Drafts drafts(batch, num);
-    const Acceptance acceptance(cache_acceptance, num);
-    require(out.size() >= num, "results need one row per request");
-    const TokenProbs probs = predictor.probs();
-    for (std::size_t i = 0; i < num; ++i) {
-        require_started(predictor, slots[i]);
-        out[i] = predictor.predict(slots[i], drafts.of(i), probs, acceptance.row(i));
-    }
+void predict_model_batch(ModelPredictor& predictor, Ints slots, nb::handle batch,
+                         const MaybeAcceptance& cache_acceptance, std::span<float> out) {
+    require(out.size() >= slots.size(), "results need one row per request");
+    predict_model(predictor, slots, drafts_of(batch, slots.size()), acceptance_of(cache_acceptance, slots.size()),
+                  out.data());
 }
 
-void predict_model_sizes(ModelPredictor& predictor, Ints slots, nb::handle batch,
-                         const MaybeAcceptance& cache_acceptance, Ints sizes, std::span<const double> odds,
-                         const Output<float, 3>& acceptance, const Output<float, 3>& if_cache_right) {
-    const std::size_t num = slots.size(), num_sizes = sizes.size(), num_steps = acceptance.shape(2);
-    const auto num_nodes = array_of<const std::int32_t, 1>(batch, "num_nodes", num);
-    const Acceptance of_cache(cache_acceptance, num);
-    require(odds.size() == num_sizes, "odds need one entry per size");
+void predict_model_sizes_batch(ModelPredictor& predictor, Ints slots, nb::handle batch,
+                               const MaybeAcceptance& cache_acceptance, Ints sizes, std::span<const double> odds,
+                               const Output<float, 3>& acceptance, const Output<float, 3>& if_cache_right) {
+    const std::size_t num = slots.size(), num_steps = acceptance.shape(2);
+    require(odds.size() == sizes.size(), "odds need one entry per size");
     for (const auto* out : {&acceptance, &if_cache_right})
-        require(out->shape(0) >= num && out->shape(1) == num_sizes && out->shape(2) == num_steps,
+        require(out->shape(0) >= num && out->shape(1) == sizes.size() && out->shape(2) == num_steps,
                 "results need one entry per request, size and step");
-    const TokenProbs probs = predictor.probs();
-    for (std::size_t i = 0; i < num; ++i) {
-        require_started(predictor, slots[i]);
-        for (std::size_t size = 0; size < num_sizes; ++size) {
-            const std::size_t first = size * num_steps;
-            write_model_acceptance(probs, static_cast<int>(num_steps), num_nodes.data()[i], of_cache.row(i),
-                                   predictor.at(slots[i]).ratio, {sizes[size], odds[size]},
-                                   &acceptance.row(i)[first], &if_cache_right.row(i)[first]);
-        }
-    }
+    predict_model_sizes(predictor, slots, drafts_of(batch, num), acceptance_of(cache_acceptance, num), sizes, odds,
+                        static_cast<int>(num_steps),
+                        {acceptance.data(), if_cache_right.data(), sizes.size() * num_steps, num_steps});
 }
 
 }  // namespace
@@ -374,12 +217,12 @@ void bind_payoff(nb::module_& m) {
         .def("forget", &Tracker::forget)
         .def("finish", &Tracker::finish)
         .def("extend", &Tracker::extend)
-        .def("commit", &Tracker::commit)
-        .def("write", &Tracker::write);
+        .def("commit", &commit)
+        .def("write", &write_features);
     nb::class_<Network>(m, "Network", "predictor.py documents it.")
         .def(nb::new_(&network_of))
-        .def("predict_acceptance", &predict_acceptance)
-        .def("predict_len", &predict_len);
+        .def("predict_acceptance", &predict_of_kind_survival)
+        .def("predict_len", &predict_of_kind_mlp);
     nb::class_<Calibration>(m, "Calibration", "calibration.py documents it.")
         .def("__init__", [](Calibration* self, int depth) {
             require(depth >= 1 && depth <= kMaxDepth, "depth must be from 1 to 64");
@@ -406,8 +249,8 @@ void bind_payoff(nb::module_& m) {
         .def(nb::init<int, int, double>())
         .def("odds_of", &ModelPredictor::odds_of)
         .def("start", &ModelPredictor::start)
-        .def("predict", &predict_model)
-        .def("predict_sizes", &predict_model_sizes)
+        .def("predict", &predict_model_batch)
+        .def("predict_sizes", &predict_model_sizes_batch)
         .def("observe", &observe_model)
         .def("figures", [](const ModelPredictor& predictor) {
             return std::tuple(predictor.num_verified(), sums_of(predictor.reliability()));

@@ -98,7 +98,7 @@ _MATCH = (
     "mean_agreement",
 )
 
-PAPER_FEATURES = (
+PAPER_FEATURES: tuple[str, ...] = (
     "score",
     "match_len",
     "draft_len",
@@ -111,7 +111,7 @@ PAPER_FEATURES = (
     *_PAPER_CLASSES,
 )
 
-FEATURE_NAMES = (
+FEATURE_NAMES: tuple[str, ...] = (
     *PAPER_FEATURES,
     *(f"logit_prob_{depth}" for depth in (1, 2, 3, 4, 6, 8, 12, 16, 24)),
     "score_6",
@@ -158,7 +158,7 @@ FEATURE_NAMES = (
     ),
 )
 
-POSITION_FEATURES = (
+POSITION_FEATURES: tuple[str, ...] = (
     "logit_next",
     "votes_logit_next",
     "logit_follows",
