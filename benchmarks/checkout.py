@@ -25,7 +25,8 @@ def launch_of(checkout: Path | None) -> Launch | None:
     python = str(checkout / ".venv" / "bin" / "python")
 
     def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
-        given = {**environment, "PYTHONPATH": str(checkout)}
+        # Otherwise the working directory, which may be another checkout, comes first.
+        given = {**environment, "PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
         return spawn([python, *command[1:]], given, log)
 
     return launch
