@@ -337,6 +337,25 @@ class StepCore:
 
 # Verify trees.
 
+def lay_out_drafts(
+    draft_tokens: _Int32,
+    draft_parents: _Int32,
+    num_nodes: _Int32,
+    roots: _Int64,
+    seq_lens: _Int64,
+    rows: _Int64 | None,
+    tree_tokens: _Int64 | None,
+    parent_list: _Int64 | None,
+    top_scores_index: _Int64 | None,
+    topk: int,
+    ranks: _Int64 | None,
+    num_kept: _Int64 | None,
+    is_model_node: _UInt8 | None,
+    planes: _Int64,
+    num_used: _Int64,
+    mask: _UInt8,
+    is_full_mask: bool,
+) -> None: ...
 def merge(
     token_ids: torch.Tensor,
     parents: torch.Tensor,

@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "plugin": set(),
     "plugin/device": {"allocation"},
     "plugin/startup": {"types", "config", "yaml_text", "user_cache", "allocation", "traces"},
-    "plugin/trees": {"_native"},
+    "plugin/trees": {"_native", "types"},
     "plugin/requests": {
         *("types", "config", "step_clock", "request_stats"),
         *("suffix_cache", "payoff", "allocation", "drafter", "traces", "whole_file"),
