@@ -23,6 +23,8 @@ class Phase(enum.Enum):
     COSTS = "costs"  # learns what steps cost
     TRANSFER = "transfer"  # starts the copies between host and device
 
+    __hash__ = object.__hash__  # enum's own is in Python, and each member is one object
+
 
 class Stage(enum.Enum):
     """The way from the tokens of the last step to the next verification, in order. While the host
@@ -33,6 +35,8 @@ class Stage(enum.Enum):
     DRAFT = "draft"  # run the model drafter, or launch it; no part of the gap
     LAYOUT = "layout"  # lay the drafts out as verify trees
     LAUNCH = "launch"  # SGLang's preparation, up to the target model's forward pass
+
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True)
