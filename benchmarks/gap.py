@@ -4,10 +4,10 @@
         [--json FILE]
 
 The models are the demo's, so small that a step is nearly all host. Each mode is a server of its
-own, and all servers take turns. A batch of so many requests is sent at once, in a short and a long
-version. A step's time is the difference of their times, divided by the difference of their steps,
-so that prefill and transport do not count. Texts are the demo's questions, decoded greedily; or
-noise, sampled at a temperature at which no draft is right, so that there is nothing to draft.
+own, and all servers take turns. A batch of so many requests is sent at once. A step's time is that
+of the whole batch divided by its decode steps, so prefill and transport have a small share in it.
+Texts are the demo's questions, decoded greedily; or noise, sampled at a temperature at which no
+draft is right, so that there is nothing to draft.
 
 The stages of the gap and the host time are those of `/server_info`, which modes without HVD lack.
 On a CPU the host is the device, so that drafts and draft-extends take their whole time. With
@@ -40,7 +40,6 @@ _SAMPLING: Mapping[str, Mapping[str, float]] = {
     "text": {"temperature": 0},
     "noise": {"temperature": 100.0},
 }
-_SHORT_SHARE = 4  # the short version has a quarter of the tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +114,10 @@ def clock_seconds(num_steps: int = 2000) -> float:
 
 def _measure(server: SglangServer, text: str, num_requests: int, max_tokens: int) -> Measured:
     flush_cache(server.url)
-    short = _run(server, text, num_requests, max_tokens // _SHORT_SHARE)
-    flush_cache(server.url)
     before = _figures(server)
-    long = _run(server, text, num_requests, max_tokens)
+    seconds, num_cycles = _run(server, text, num_requests, max_tokens)
     after = _figures(server)
-    step = 1e6 * (long[0] - short[0]) / (long[1] - short[1])
+    step = 1e6 * seconds / num_cycles
     if before is None or after is None:
         return Measured(step, None)
     num_steps, num_gaps = after["num_steps"] - before["num_steps"], after["num_gaps"]
