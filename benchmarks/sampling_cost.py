@@ -20,19 +20,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import psutil
 from sglang.srt.sampling.custom_logit_processor import Qwen3ThinkingBudgetLogitProcessor
 
+from benchmarks.checkout import add_against, launch_of
 from benchmarks.command import parser_of, run, write_rows
 from sglang_hvd.commands.arguments import add_json, count
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.modes import HVD_MODES, server_flags
-from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment, spawn
+from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 from sglang_hvd.replay.training.tables import markdown_table
 
 _BASE, _SAMPLED = "nothing", "temperature"
@@ -200,12 +201,6 @@ def _row(cell: str, of: str, rounds: Sequence[Measured], bases: Sequence[Measure
 def _batch(checkout: Path | None, options: argparse.Namespace) -> Iterator[_Batch]:
     """A server of this code, or of that in another checkout with its own .venv."""
 
-    def launch(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Any:
-        assert checkout is not None
-        python = checkout / ".venv" / "bin" / "python"
-        given = {**environment, "PYTHONPATH": str(checkout)}
-        return spawn([str(python), *command[1:]], given, log)
-
     flags = [
         *(*CPU_FLAGS, *server_flags(options.policy, demo_models())),
         *("--max-running-requests", str(options.requests), "--enable-custom-logit-processor"),
@@ -215,7 +210,7 @@ def _batch(checkout: Path | None, options: argparse.Namespace) -> Iterator[_Batc
             flags,
             log_file=Path(folder) / "log",
             environment=demo_environment(),
-            launch=None if checkout is None else launch,
+            launch=launch_of(checkout),
         )
         others = _schedulers()
         with server:
@@ -231,12 +226,7 @@ def _schedulers() -> set[psutil.Process]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("sampling_cost", "Time batches in which one request asks for something.")
-    parser.add_argument(
-        "--against",
-        type=_checkout,
-        metavar="CHECKOUT",
-        help="also run the code of this checkout, which has its own .venv, and compare with it",
-    )
+    add_against(parser)
     parser.add_argument("--policy", choices=HVD_MODES, default="model", help="default: %(default)s")
     parser.add_argument(
         "--requests", type=count, default=32, help="in the batch (default: %(default)s)"
@@ -249,13 +239,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add_json(parser)
     return parser.parse_args(arguments)
-
-
-def _checkout(text: str) -> Path:
-    path = Path(text).resolve()
-    if not (path / ".venv" / "bin" / "python").exists():
-        raise argparse.ArgumentTypeError(f"{text}: has no .venv: run `make venv` there")
-    return path
 
 
 if __name__ == "__main__":

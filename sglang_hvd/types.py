@@ -355,15 +355,15 @@ class DraftPlans:
         return int(self.model_steps.max(initial=0))
 
     @property
+    def source_sets(self) -> npt.NDArray[np.uint8]:
+        """The set of the sources whose drafts each request verifies: uint8[num_requests]."""
+        of_device = (self.num_model_nodes > 0) * np.uint8(self.drafter)
+        return self.host_sources | of_device
+
+    @property
     def sources(self) -> list[str]:
-        """Label of the sources whose drafts each request verifies: list[num_requests]."""
-        labels, drafter = self.table.labels, self.drafter
-        return [
-            labels[of_host | drafter if num_nodes else of_host]
-            for of_host, num_nodes in zip(
-                self.host_sources.tolist(), self.num_model_nodes.tolist(), strict=True
-            )
-        ]
+        """The labels of these sets: list[num_requests]."""
+        return [self.table.labels[of_request] for of_request in self.source_sets.tolist()]
 
     @property
     def num_nodes(self) -> npt.NDArray[np.int32]:

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "sglang_hvd"
 # folder may import all its rooms. suffix_cache, payoff and allocation never see each other: values
 # of types.py are all that passes between them.
 CORE = {
+    "_native",
     "types",
     "config",
     "whole_file",
@@ -37,12 +38,13 @@ MAY_IMPORT = {
     "user_cache": set(),
     "step_clock": set(),
     "request_stats": {"types"},
-    "suffix_cache": {"types", "config", "whole_file"},
-    "payoff": {"types", "config", "whole_file"},
+    "_native": set(),
+    "suffix_cache": {"_native", "types", "config", "whole_file"},
+    "payoff": {"_native", "types", "config", "whole_file"},
     "costs": {"yaml_text"},
-    "allocation": {"types", "config", "costs"},
+    "allocation": {"_native", "types", "config", "costs"},
     "drafter": {
-        *("types", "config", "step_clock", "request_stats"),
+        *("_native", "types", "config", "step_clock", "request_stats"),
         *("suffix_cache", "payoff", "allocation", "view/cycles"),
     },
     "view/cycles": set(),
@@ -50,7 +52,7 @@ MAY_IMPORT = {
     "paper": {"config", "view"},
     "traces": {"types"},
     "replay/core": CORE | {"traces"},
-    "replay/training": {"config", "payoff", "whole_file", "replay/core"},
+    "replay/training": {"_native", "config", "payoff", "whole_file", "replay/core"},
     "replay/report": {
         *("types", "config", "payoff", "costs", "traces", "view"),
         *("replay/core", "replay/training"),
@@ -58,7 +60,7 @@ MAY_IMPORT = {
     "plugin": set(),
     "plugin/device": {"allocation"},
     "plugin/startup": {"types", "config", "yaml_text", "user_cache", "allocation", "traces"},
-    "plugin/trees": set(),
+    "plugin/trees": {"_native", "types"},
     "plugin/warming": {"types", "suffix_cache", "traces", "plugin/device"},
     "plugin/requests": {
         *("types", "config", "step_clock", "request_stats"),
@@ -257,7 +259,7 @@ def test_a_wrong_import_is_found(path: str, line: str) -> None:
         ("plugin/engine/worker.py", "from sglang.srt.managers import scheduler"),
         ("plugin/hooks/reload.py", "from sglang_hvd.plugin.engine.worker import HvdWorker"),
         ("drafter/proposals.py", "from sglang_hvd.payoff.predictor import AcceptancePredictor"),
-        ("suffix_cache/cache.py", "from sglang_hvd.suffix_cache._native import CacheCore"),
+        ("suffix_cache/cache.py", "from sglang_hvd._native import CacheCore"),
         ("replay/training/train.py", "from sglang_hvd.replay.core.walk import RecordingWalk"),
         ("replay/core/walk.py", "from sglang_hvd.replay.core.totals import CycleTotals"),
         ("commands/traces.py", "from sglang_hvd.replay.training import train"),

@@ -10,7 +10,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "operate.md").read_text()
 
 def row(metric: Metric) -> str:
     """The metric's row in the table."""
-    suffix = "_total" if metric.merged is None else ""
+    suffix = "_total" if metric.merged is None and metric.buckets is None else ""
     labels = ", ".join(f"`{label}`" for label in metric.labels)
     return f"| `{metric.name}{suffix}` | {labels} | {metric.text} |"
 

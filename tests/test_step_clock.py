@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_hvd.step_clock import Phase, StepClock
+from sglang_hvd.step_clock import Phase, Stage, StepClock
 
 
 class Time:
@@ -90,3 +90,44 @@ def test_the_description_has_means_quantiles_and_shares() -> None:
     assert told["host_us_by_phase"]["build"] == 0
     assert told["host_share"] == pytest.approx(0.103 / 1.103)
     assert told["host_share_p50"] == pytest.approx(1 / 11)
+
+
+def reach(clock: StepClock, time: Time, **ms: float) -> None:
+    """Lets each stage take so long."""
+    for name, spent in ms.items():
+        time.seconds += spent / 1e3
+        clock.reach(Stage(name))
+
+
+def test_the_gap_goes_from_the_tokens_to_the_launch_without_the_draft() -> None:
+    time = Time()
+    clock = StepClock(time)
+    clock.begin_step()
+    clock.know_tokens()
+    time.seconds += 0.001
+    clock.begin_step()  # what SGLang does between the steps counts
+    reach(clock, time, plan=2, draft=50, layout=0.5, launch=0.25)
+    time.seconds += 1.0
+    clock.end_step()
+    gap = clock.describe()["gap"]
+    assert isinstance(gap, dict)
+    assert (gap["num_gaps"], gap["us"], gap["us_p50"]) == (1, *[pytest.approx(3750)] * 2)
+    in_us = {"schedule": 1000, "plan": 2000, "draft": 50000, "layout": 500, "launch": 250}
+    assert gap["us_by_stage"] == pytest.approx(in_us)
+    assert clock.new_gaps() == pytest.approx([0.00375])
+    assert clock.new_gaps() == []
+
+
+def test_a_step_that_does_not_wait_for_tokens_has_no_gap() -> None:
+    time = Time()
+    clock = StepClock(time)
+    clock.begin_step()
+    reach(clock, time, plan=2, draft=50, layout=0.5, launch=0.25)
+    clock.end_step()
+    assert clock.describe()["gap"] == {"num_gaps": 0}
+    clock.know_tokens()
+    clock.end_step()  # a pause, or a prefill
+    clock.begin_step()
+    reach(clock, time, plan=2, draft=50, layout=0.5, launch=0.25)
+    clock.end_step()
+    assert clock.describe()["gap"] == {"num_gaps": 0}

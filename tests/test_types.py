@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sglang_hvd import _native
 from sglang_hvd.replay.core.single_cycles import (
     CacheDraft,
     VerifyOutcome,
@@ -12,7 +13,6 @@ from sglang_hvd.replay.core.single_cycles import (
     single_drafts,
     single_plans,
 )
-from sglang_hvd.suffix_cache import _native
 from sglang_hvd.types import (
     EVIDENCE,
     EVIDENCE_DEPTH,

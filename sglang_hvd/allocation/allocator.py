@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation._native import BatchCosts
-from sglang_hvd.allocation._native import StepAllocator as _StepAllocator
+from sglang_hvd._native import BatchCosts
+from sglang_hvd._native import StepAllocator as _StepAllocator
 from sglang_hvd.allocation.draft_extend import DraftExtend
 from sglang_hvd.allocation.model_drafts import DrafterChoices, require_rising
 from sglang_hvd.allocation.widths import VerifyWidths
@@ -137,7 +137,7 @@ class StepAllocator:
         self._draft_extend = draft_extend
         sizes = [size for drafter in drafters for size in drafter.sizes]
         of_sizes = [place for place, drafter in enumerate(drafters) for _ in drafter.sizes]
-        self._native = _StepAllocator.of(
+        self.native = _StepAllocator.of(
             np.array(sizes, np.int32), np.array(of_sizes, np.int32), merges, _LOOK_AFTER
         )
         self._runs_ahead = runs_ahead
@@ -164,7 +164,7 @@ class StepAllocator:
 
     def start(self, slot: int) -> None:
         """A new request has this slot."""
-        self._native.start(slot)
+        self.native.start(slot)
 
     def allocate(
         self,
@@ -185,11 +185,11 @@ class StepAllocator:
         num = len(slots)
         num_host, num_model, model_size = (np.empty(num, np.int32) for _ in range(3))
         model_predicted = np.empty(num, np.float32)
-        width, place, max_host = self._native.allocate(
+        width, place, max_host = self.native.allocate(
             slots,
             limits,
             predicted,
-            self._of_batch.get(num) or self._costs_of(num),
+            self.costs_of(num),
             self._costs.context_ms(num_context),
             next_waits,
             num_host,
@@ -225,17 +225,18 @@ class StepAllocator:
         step should be allocated.
         """
         num = len(slots)
-        costs = self._of_batch.get(num) or self._costs_of(num)
         context_ms = self._costs.context_ms(num_context)
-        return self._native.wants_drafts(slots, limits, predicted, costs, context_ms)
+        return self.native.wants_drafts(slots, limits, predicted, self.costs_of(num), context_ms)
 
     def observe(self, slots: Int32, num_tokens: Int32) -> None:
         """Learns how many tokens the step committed for each request: int32[num_requests]."""
-        self._native.see_tokens(slots, num_tokens)
+        self.native.see_tokens(slots, num_tokens)
 
-    def _costs_of(self, num_requests: int) -> BatchCosts:
+    def costs_of(self, num_requests: int) -> BatchCosts:
         """The costs of a batch of so many requests: of a step by its width, of a draft by its round
         and the number of drafting requests."""
+        if (found := self._of_batch.get(num_requests)) is not None:
+            return found
         widths, drafting = self._widths.of_step(num_requests), range(num_requests + 1)
         step_ms = self._costs.verify_ms(num_requests, widths)
         rounds = [

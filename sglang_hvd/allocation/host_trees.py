@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation._native import HostTreeJoiner
+from sglang_hvd._native import HostTreeJoiner
 from sglang_hvd.types import SOURCES, DraftBatch, HostDrafts, TokenIds
 
 Int32 = npt.NDArray[np.int32]

@@ -204,6 +204,7 @@ class _Part:
         self.price, self._sizes, self.mean = price, sizes, _Mean()
         self.shapes: dict[_Shape, _Mean] = {}
         self._square = self._product = 0.0
+        self._latest_shares: tuple[tuple[int, ...], Float64] = (), np.empty((0, 0))
 
     def add(self, step: int, shape: _Shape, value: float, limit: float, factor: float) -> None:
         """Adds a value, clipped to the limit. A shape's first value above it is dropped."""
@@ -254,14 +255,23 @@ class _Part:
         of_base: the base's milliseconds of each shape, if its value is a ratio to them."""
         if not self.shapes:
             return prior, np.zeros(prior.shape)
-        rows, places = np.array(list(self.shapes)).T
-        shares = shares_of(rows, self._sizes)[:, :, None] * shares_of(places, columns)[:, None, :]
-        shares = shares.reshape(len(rows), -1)
+        shares = self._shares(columns)
         found, weights = self.values(step)
         beyond = weights * (found * of_base - shares @ prior.ravel())
         gram = (shares.T * weights) @ shares + _PRIOR * np.eye(prior.size)
         fitted = prior + np.linalg.solve(gram, shares.T @ beyond).reshape(prior.shape)
         return fitted, (weights @ shares).reshape(prior.shape)
+
+    def _shares(self, columns: Sequence[int]) -> Float64:
+        """What each entry of a table counts for at each shape: float64[num_shapes, num_entries]. A
+        shape is never removed, so that the latest ones still hold if there is no new shape."""
+        of_columns, shares = self._latest_shares
+        if of_columns != tuple(columns) or len(shares) != len(self.shapes):
+            rows, places = np.array(list(self.shapes)).T
+            of_rows, of_places = shares_of(rows, self._sizes), shares_of(places, columns)
+            shares = (of_rows[:, :, None] * of_places[:, None, :]).reshape(len(rows), -1)
+            self._latest_shares = tuple(columns), shares
+        return shares
 
 
 def _line(x: Float64, y: Float64, weights: Float64, ridge: float = 0.0) -> tuple[Float64, ...]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -226,12 +226,18 @@ def rising(times: Float64) -> Float64:
 def capped(times: Float64, weights: Float64) -> Float64:
     """Limits each entry to the larger entries, of as many requests and nodes or more, that have as
     much weight: an entry that was timed on a disturbed machine must not raise all of them."""
-    rows, columns = (place.ravel() for place in np.indices(times.shape))
-    is_larger = (rows >= rows[:, None]) & (columns >= columns[:, None])
     has_weight = weights.ravel() >= weights.ravel()[:, None]
-    caps = np.where(is_larger & has_weight, times.ravel(), np.inf).min(axis=1)
+    caps = np.where(_are_larger(times.shape) & has_weight, times.ravel(), np.inf).min(axis=1)
     found: Float64 = np.minimum(times, caps.reshape(times.shape))
     return found
+
+
+@cache
+def _are_larger(shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Whether entry j of a table is of as many requests and nodes as entry i, or more."""
+    rows, columns = (place.ravel() for place in np.indices(shape))
+    are_larger: npt.NDArray[np.bool_] = (rows >= rows[:, None]) & (columns >= columns[:, None])
+    return are_larger
 
 
 def _row(values: Sequence[float]) -> str:

@@ -4,17 +4,16 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
+from sglang_hvd._native import StepCore
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.planners import CostPlanner, RulePlanner
-from sglang_hvd.drafter.proposer import Proposals, Proposer
-from sglang_hvd.drafter.request import DraftedRequest, plans_of, slots_of
-from sglang_hvd.drafter.sources import CacheSource, ModelSource
+from sglang_hvd.drafter.proposer import Proposals, Proposer, asks_votes
+from sglang_hvd.drafter.request import DraftedBatch, DraftedRequest
+from sglang_hvd.drafter.sources import CacheSource, ModelSource, log_change
 from sglang_hvd.payoff import (
     AcceptancePredictor,
+    FallbackChange,
     ModelFigures,
     ModelPredictor,
     OriginFigures,
@@ -77,6 +76,8 @@ class HybridDrafter:
         self._config, self._suffix_cache = config, cache
         self._clock = clock or StepClock()
         self._requests: dict[Hashable, DraftedRequest] = {}
+        self._batch: DraftedBatch | None = None
+        self._labels = sources.labels
         self._tracker = (
             None if token_classes is None else RequestTracker(config.history_window, token_classes)
         )
@@ -102,12 +103,31 @@ class HybridDrafter:
             max_cache_draft_tokens = min(max_cache_draft_tokens, MAX_DRAFT_LEN)
         elif config.policy == "payoff":
             self._models = [ModelSource(sources.device_bits[0], ModelPredictor(num_model_steps))]
+        has_features = self._tracker is not None
+        self._core = StepCore(
+            cache.core,
+            None if self._tracker is None else self._tracker.native,
+            [
+                (
+                    of.predictor.native,
+                    of.bit,
+                    of.predictor.sizes.tolist(),
+                    of.predictor.odds.tolist(),
+                )
+                for of in self._models
+            ],
+            None if self._allocator is None else self._allocator.native,
+            len(sources.labels),
+            SOURCES.bit_of("cache"),
+            asks_votes(config, has_features=has_features),
+        )
+        self._use_in_core()
         self._proposer = Proposer(
             config,
-            cache,
-            self._tracker,
+            self._core,
             self._cache,
             self._models,
+            has_features=has_features,
             max_cache_draft_tokens=max_cache_draft_tokens,
             # SuffixDecoding drafts chains only, and its votes are not the predictor's.
             has_branches=self._allocator is not None
@@ -118,7 +138,7 @@ class HybridDrafter:
         )
         self._planner: CostPlanner | RulePlanner
         if self._allocator is not None:
-            self._planner = CostPlanner(self._allocator, sources)
+            self._planner = CostPlanner(self._core, self._allocator, sources)
         else:
             self._planner = RulePlanner(
                 config,
@@ -203,6 +223,7 @@ class HybridDrafter:
         """Predicts with this one from the next plan on, and calibrates it from the start. Active
         requests stay, and so does what was learned about the model drafter."""
         self._cache.use_predictor(predictor)
+        self._use_in_core()
 
     def start(
         self,
@@ -236,11 +257,14 @@ class HybridDrafter:
             self._allocator.start(slot)
         if num_prompt_tokens is None:
             num_prompt_tokens = len(prompt_ids)
-        self._requests[rid] = DraftedRequest(slot, num_prompt_tokens, limits, teaches)
+        of_cache = self._suffix_cache.slot_of(rid)
+        self._core.start(of_cache, num_prompt_tokens)
+        self._requests[rid] = DraftedRequest(of_cache, slot, limits, teaches)
+        self._batch = None
 
     def num_tokens(self, rid: Hashable) -> int:
         """Tokens of an active request, prompt and committed. Raises KeyError for any other."""
-        return self._request(rid).num_tokens
+        return self._core.num_tokens(self._request(rid).of_cache)
 
     def plan(
         self,
@@ -271,13 +295,12 @@ class HybridDrafter:
 
         Raises KeyError for a request that is not active.
         """
-        requests = [self._request(rid) for rid in rids]
         limits = [self._proposer.max_cache_draft_tokens]
         if self._allocator is not None:
             limits.append(self._allocator.widest(len(rids)) - 1)
         if max_cache_draft_tokens is not None:
             limits.append(max_cache_draft_tokens)
-        return self._proposer.propose(rids, requests, min(limits))
+        return self._proposer.propose(self._batch_of(rids), min(limits))
 
     def choose(
         self,
@@ -289,17 +312,17 @@ class HybridDrafter:
     ) -> DraftPlans:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
-            requests = [self._request(rid) for rid in rids]
+            batch = self._batch_of(rids)
             if isinstance(self._planner, CostPlanner):
-                plans = self._planner.choose(requests, proposals, next_waits=next_waits)
+                plans = self._planner.choose(batch, proposals, next_waits=next_waits)
                 if explains:
                     expected = self._planner.expected(plans, proposals, explains)
                     plans = replace(plans, expected=expected)
             else:
-                plans = self._planner.choose(requests, proposals)
+                plans = self._planner.choose(proposals, batch.limits)
+                self._core.begin(batch.of_cache, plans)
                 if explains:
                     plans = replace(plans, expected=self._planner.expected(plans, proposals))
-            _begin(plans, requests)
             return plans
 
     def plan_launched(self, rids: Sequence[Hashable]) -> bool:
@@ -315,10 +338,7 @@ class HybridDrafter:
         """The second half of plan_launched."""
         assert isinstance(self._planner, CostPlanner), "only allocate decides by costs"
         with self._clock.measure(Phase.ALLOCATE):
-            requests = [self._request(rid) for rid in rids]
-            plans, wants_drafts = self._planner.choose_launched(requests, proposals)
-            _begin(plans, requests)
-            return wants_drafts
+            return self._planner.wants_drafts(self._batch_of(rids), proposals)
 
     def commit(self, rids: Sequence[Hashable], outcomes: VerifyOutcomes) -> None:
         """Commits the outcomes of the cycles planned last; row i belongs to rids[i].
@@ -326,32 +346,25 @@ class HybridDrafter:
         Raises KeyError for a request that is not active, ValueError for invalid token ids; then
         nothing has changed.
         """
-        requests = [self._request(rid) for rid in rids]
-        if len(requests) != len(outcomes.lengths):
+        batch = self._batch_of(rids)
+        if len(batch) != len(outcomes.lengths):
             raise ValueError(
-                f"{len(requests)} requests and outcomes of {len(outcomes.lengths)}: each needs one"
+                f"{len(batch)} requests and outcomes of {len(outcomes.lengths)}: each needs one"
             )
-        if not requests:
-            return
-        plans = plans_of(requests)
-        self._suffix_cache.commit(rids, outcomes.token_ids, outcomes.lengths)
-        if self._tracker is not None:
-            slots = slots_of(requests)
-            chain_accepted = self._tracker.commit(
-                slots, outcomes.token_ids, outcomes.lengths, plans.chain_lens
-            )
-            self._observe(requests, slots, plans, outcomes, chain_accepted)
-            if self._allocator is not None:
-                self._allocator.observe(slots, outcomes.lengths)
-        of_cycles = zip(
-            requests,
-            plans.sources,
-            outcomes.num_accepted_drafts.tolist(),
-            outcomes.lengths.tolist(),
-            strict=True,
+        if not batch.is_unique:
+            raise ValueError("a request may appear only once in a commit")
+        assert self._core.are_planned(batch.of_cache), "a cycle is planned before it is committed"
+        changes = self._core.commit(
+            batch.of_cache,
+            batch.of_rest,
+            batch.teaches,
+            outcomes.token_ids,
+            outcomes.lengths,
+            outcomes.num_accepted_drafts,
+            outcomes.num_model_accepted,
         )
-        for request, source, num_accepted, num_tokens in of_cycles:
-            request.end_cycle(source, num_accepted, num_tokens)
+        for change in changes:
+            log_change(FallbackChange.of(*change))
 
     def extend(
         self, rid: Hashable, token_ids: TokenIds | Sequence[int], *, counts: bool = True
@@ -365,10 +378,8 @@ class HybridDrafter:
         request = self._request(rid)
         self._suffix_cache.commit([rid], [token_ids])
         if self._tracker is not None:
-            self._tracker.extend(request.slot, as_token_ids(token_ids))
-        request.num_tokens += len(token_ids)
-        if counts:
-            request.counts.add_tokens(len(token_ids))
+            self._tracker.extend(request.of_rest, as_token_ids(token_ids))
+        self._core.extend(request.of_cache, len(token_ids), counts)
 
     def finish(
         self, rid: Hashable, *, output_ids: TokenIds | Sequence[int] | None, keep: bool
@@ -382,8 +393,9 @@ class HybridDrafter:
         stats = self.stats(rid)
         self._suffix_cache.finish(rid, keep=keep, output_ids=output_ids)
         if self._tracker is not None:
-            self._tracker.finish(self._requests[rid].slot)
+            self._tracker.finish(self._requests[rid].of_rest)
         del self._requests[rid]
+        self._batch = None
         return stats
 
     def flush(self) -> None:
@@ -399,32 +411,29 @@ class HybridDrafter:
 
     def stats(self, rid: Hashable) -> RequestStats:
         """The counts of an active request so far. Raises KeyError for any other."""
-        return RequestStats() + self._request(rid).counts
+        cycles, accepted, num_target_tokens = self._core.counts(self._request(rid).of_cache)
+        labels = self._labels
+        return RequestStats(
+            {label: num for label, num in zip(labels, cycles, strict=True) if num},
+            {label: num for label, num in zip(labels, accepted, strict=True) if num},
+            num_target_tokens,
+        )
 
     def _request(self, rid: Hashable) -> DraftedRequest:
         if rid not in self._requests:
             raise KeyError(f"request {rid!r} is not active: start it first")
         return self._requests[rid]
 
-    def _observe(
-        self,
-        requests: Sequence[DraftedRequest],
-        slots: npt.NDArray[np.int32],
-        plans: DraftPlans,
-        outcomes: VerifyOutcomes,
-        chain_accepted: npt.NDArray[np.int32],
-    ) -> None:
-        """Lets the sources learn from the cycles. Row i belongs to requests[i]."""
-        teaches = [request.teaches for request in requests]
-        if not all(teaches):
-            told = np.flatnonzero(teaches)
-            slots, plans, outcomes = slots[told], plans.select(told), outcomes.select(told)
-            chain_accepted = chain_accepted[told]
-        for model in self._models:
-            model.observe(slots, plans, outcomes)
-        self._cache.observe(slots, plans, outcomes, chain_accepted)
+    def _batch_of(self, rids: Sequence[Hashable]) -> DraftedBatch:
+        """The requests of a step. They are mostly those of the last step."""
+        if self._batch is None or not self._batch.has_only(rids):
+            self._batch = DraftedBatch.of(list(rids), [self._request(rid) for rid in rids])
+        return self._batch
 
-
-def _begin(plans: DraftPlans, requests: Sequence[DraftedRequest]) -> None:
-    for place, request in enumerate(requests):
-        request.plans, request.place = plans, place
+    def _use_in_core(self) -> None:
+        predictor, calibration = self._cache.predictor, self._cache.calibration
+        self._core.use_predictor(
+            None if predictor is None else predictor.network,
+            predictor is not None and predictor.kind == "survival",
+            None if calibration is None else calibration.native,
+        )

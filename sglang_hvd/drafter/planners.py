@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.allocation import PredictedDrafts, RowLimits, StepAllocator
+from sglang_hvd._native import StepCore
+from sglang_hvd.allocation import RowLimits, StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
-from sglang_hvd.drafter.request import DraftedRequest, limits_of
+from sglang_hvd.drafter.request import BatchLimits, DraftedBatch
 from sglang_hvd.drafter.sources import CacheSource
-from sglang_hvd.types import SCORE, SOURCES, DraftPlans, ExpectedGains, SourceTable
+from sglang_hvd.types import SCORE, SOURCES, DraftPlans, ExpectedGains, HostDrafts, SourceTable
 
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
@@ -49,15 +50,14 @@ class RulePlanner:
             num_model_steps if config.frequency_threshold is None else config.frequency_threshold
         )
 
-    def choose(self, requests: Sequence[DraftedRequest], proposals: Proposals) -> DraftPlans:
-        """Row i of the proposals belongs to requests[i]."""
-        num = len(requests)
+    def choose(self, proposals: Proposals, limits: BatchLimits | None = None) -> DraftPlans:
+        """limits: of the requests; None if no request has any."""
+        num = proposals.num_requests
         takes_cache = self._takes_cache(proposals)
         if self._config.policy == "both":
             takes_model = np.ones(num, np.bool_)
         else:
             takes_model = ~takes_cache & self._config.drafts_with_model
-        limits = limits_of(requests)
         if limits is not None:
             own_model = limits.take_model & self._config.drafts_with_model
             takes_cache = np.where(limits.are_fixed, limits.take_cache, takes_cache)
@@ -147,42 +147,51 @@ class CostPlanner:
 
     docs/experiments/allocation.md derives the rule.
 
+    core: decides, by the allocator.
     table: the draft sources; those on the device are the allocator's drafters, in the same order.
     """
 
-    def __init__(self, allocator: StepAllocator, table: SourceTable) -> None:
-        self._allocator, self._table = allocator, table
+    def __init__(self, core: StepCore, allocator: StepAllocator, table: SourceTable) -> None:
+        self._core, self._allocator, self._table = core, allocator, table
 
-    def choose(
-        self, requests: Sequence[DraftedRequest], proposals: Proposals, *, next_waits: bool
-    ) -> DraftPlans:
-        """Row i of the proposals belongs to requests[i]. next_waits: see StepAllocator.allocate."""
-        predicted = _of_trees(proposals)
-        found = self._allocator.allocate(
-            predicted.slots,
-            _predicted_drafts(predicted, len(requests)),
-            self._limits(requests, predicted),
-            num_context=_num_context(requests),
-            next_waits=next_waits,
+    def choose(self, batch: DraftedBatch, proposals: Proposals, *, next_waits: bool) -> DraftPlans:
+        """The proposals are the latest, of the same batch. Their cycles begin in the core.
+        next_waits: see StepAllocator.allocate."""
+        predicted, num = _of_trees(proposals), len(batch)
+        ints, floats = np.empty((4, num), np.int32), np.empty((2, num), np.float32)
+        flags = np.empty((2, num), np.uint8)
+        nodes = np.empty((2, num, predicted.trees.token_ids.shape[1]), np.int32)
+        drafter, num_steps, max_host = self._core.allocate(
+            batch.of_cache,
+            batch.of_rest,
+            self._limits(batch, predicted),
+            self._allocator.costs_of(num),
+            self._allocator.costs.context or 0.0,
+            next_waits,
+            ints,
+            floats,
+            flags,
+            nodes,
         )
-        # The predictor's accuracy is measured by its own prediction, also while it is ignored.
-        taken = predicted.trees.take(
-            found.num_host,
-            predicted.chain_acceptance,
-            proposals.drafts,
-            width=found.max_host,
+        num_host, num_model, model_sizes, chain_lens = ints
+        drafts = HostDrafts(
+            token_ids=nodes[0, :, :max_host],
+            parents=nodes[1, :, :max_host],
+            num_nodes=num_host,
+            are_trees=flags[0].view(np.bool_),
+            matches=proposals.drafts.matches[:num].copy(),
         )
         return DraftPlans(
-            drafts=taken.drafts,
-            num_model_nodes=found.num_model,
-            model_sizes=found.model_size,
-            model_steps=np.full(len(requests), found.num_steps, np.int32),
-            predicted=predicted.prediction.accepted_lens,
-            chain_lens=taken.chain_lens,
-            chain_predicted=taken.chain_predicted,
-            model_predicted=found.model_predicted,
-            host_sources=taken.source_sets,
-            drafter=self._table.device_bits[found.drafter],
+            drafts=drafts,
+            num_model_nodes=num_model,
+            model_sizes=model_sizes,
+            model_steps=np.full(num, num_steps, np.int32),
+            predicted=predicted.prediction.accepted_lens.copy(),
+            chain_lens=chain_lens,
+            chain_predicted=floats[1],
+            model_predicted=floats[0],
+            host_sources=flags[1],
+            drafter=self._table.device_bits[drafter],
             table=self._table,
         )
 
@@ -210,49 +219,32 @@ class CostPlanner:
         gains.verified[rows] = _gains(predicted, rows, plans.drafts.num_nodes[rows], chosen, steps)
         return gains
 
-    def choose_launched(
-        self, requests: Sequence[DraftedRequest], proposals: Proposals
-    ) -> tuple[DraftPlans, bool]:
-        """The plans of a step that was launched without drafts, and whether drafts would have been
-        better. Row i of the proposals belongs to requests[i]."""
-        predicted = _of_trees(proposals)
-        wants_drafts = self._allocator.wants_drafts(
-            predicted.slots,
-            _predicted_drafts(predicted, len(requests)),
-            self._limits(requests, predicted),
-            num_context=_num_context(requests),
+    def wants_drafts(self, batch: DraftedBatch, proposals: Proposals) -> bool:
+        """Whether drafts would have been better in a step that was launched without any. Its cycles
+        begin in the core. The proposals are the latest, of the same batch."""
+        return self._core.wants_drafts(
+            batch.of_cache,
+            batch.of_rest,
+            self._limits(batch, _of_trees(proposals)),
+            self._allocator.costs_of(len(batch)),
+            self._allocator.costs.context or 0.0,
         )
-        plans = DraftPlans.plain(len(requests))
-        return plans, wants_drafts
 
-    def _limits(
-        self, requests: Sequence[DraftedRequest], predicted: TreePrediction
-    ) -> RowLimits | None:
-        limits = limits_of(requests)
+    def _limits(self, batch: DraftedBatch, predicted: TreePrediction) -> RowLimits | None:
+        limits, num = batch.limits, len(batch)
         if limits is None:
             return None
         whole = self._allocator.drafters[0].sizes[-1]
-        room = self._allocator.widest(len(requests)) - 1
+        room = self._allocator.widest(num) - 1
         num_model = np.minimum(limits.max_tokens, whole * limits.take_model).astype(np.int32)
         left = np.minimum(limits.max_tokens, room) - num_model
-        num_host = np.minimum(predicted.trees.num_nodes[: len(requests)], left) * limits.take_cache
+        num_host = np.minimum(predicted.trees.num_nodes[:num], left) * limits.take_cache
         return RowLimits(limits.are_fixed, num_host, num_model, limits.max_tokens)
 
 
 def _of_trees(proposals: Proposals) -> TreePrediction:
     assert isinstance(proposals.predicted, TreePrediction), "the proposals are of another policy"
     return proposals.predicted
-
-
-def _predicted_drafts(predicted: TreePrediction, num: int) -> PredictedDrafts:
-    trees, of_model = predicted.trees, predicted.model_acceptance
-    return PredictedDrafts(
-        trees.probs[:num],
-        trees.depths[:num],
-        trees.num_nodes[:num],
-        of_model.of_all,
-        of_model.if_cache_right,
-    )
 
 
 def _gains(
@@ -280,10 +272,6 @@ def _gains(
     added = np.maximum(of_model - of_host * if_right, 0) * (depths <= num_steps[:, None])
     gains: Float32 = (probs.sum(axis=1) + added.sum(axis=1)).astype(np.float32)
     return gains
-
-
-def _num_context(requests: Sequence[DraftedRequest]) -> int:
-    return sum(request.num_tokens for request in requests)
 
 
 def _reach(values: Float32, threshold: float) -> Bool:

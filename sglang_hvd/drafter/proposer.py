@@ -1,18 +1,19 @@
-"""Asks the suffix cache for the drafts of a batch, and the sources for the predicted acceptance."""
+"""The cache drafts of a batch and their predicted acceptance, in the arrays of the native step."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd._native import StepCore
 from sglang_hvd.allocation import HostTrees
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter.request import BatchLimits, DraftedRequest, limits_of, slots_of
-from sglang_hvd.drafter.sources import CacheSource, ModelSource, joined
-from sglang_hvd.payoff import DraftFeatures, ModelAcceptance, Prediction, RequestTracker
+from sglang_hvd.drafter.request import BatchLimits, DraftedBatch
+from sglang_hvd.drafter.sources import CacheSource, ModelSource
+from sglang_hvd.payoff import DraftFeatures, ModelAcceptance, Prediction
+from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.step_clock import Phase, StepClock
-from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import DraftBatch
 
 Float32 = npt.NDArray[np.float32]
@@ -21,6 +22,9 @@ Float32 = npt.NDArray[np.float32]
 # that each request may ask for in any batch. Large batches verify few nodes, and asking takes time.
 # Chains have their full length in any batch.
 _BRANCH_NODES, _MIN_BRANCH_NODES = 512, 8
+
+# What StepCore.propose returns the seconds of.
+_PHASES = (Phase.PROPOSE, Phase.FEATURES, Phase.PREDICT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +44,6 @@ class ChainPrediction:
 class TreePrediction:
     """What policy allocate decides by. Row i belongs to request i.
 
-    slots: int32[num_requests], by which the allocator knows the requests.
     prediction: calibrated prediction for the chains that the cache proposes, with probabilities.
     trees: cache drafts to choose from. Their probabilities are the prediction's, or the suffix
         cache's own if the predictor is in fallback.
@@ -48,7 +51,6 @@ class TreePrediction:
         device, by size.
     """
 
-    slots: npt.NDArray[np.int32]
     prediction: Prediction
     trees: HostTrees
     model_acceptance: ModelAcceptance
@@ -85,12 +87,68 @@ class Proposals:
         return np.where(self.has_draft, values, np.float32(np.nan))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepArrays:
+    """What StepCore writes and reads in each step. Row i belongs to request i.
+
+    votes: the drafts that the votes propose; in cache mode votes the same object as drafts.
+    branches: trees that the votes propose, of 0 nodes if drafts must not branch.
+    draft_lens, features, positions: as in DraftFeatures.
+    accepted_lens, acceptance: as in Prediction.
+    tree_acceptance: as acceptance, or the suffix cache's own probabilities in fallback.
+    model_lens: float32[max_requests], predicted accepted tokens of the model drafter's full draft.
+    model_probs, model_probs_if_right: as in ModelAcceptance, the sizes of one drafter after the
+        other.
+    trees: cache drafts to choose from.
+    """
+
+    drafts: DraftBatch
+    votes: DraftBatch
+    branches: DraftBatch
+    draft_lens: npt.NDArray[np.int32]
+    features: Float32
+    positions: Float32
+    accepted_lens: Float32
+    acceptance: Float32
+    tree_acceptance: Float32
+    model_lens: Float32
+    model_probs: Float32
+    model_probs_if_right: Float32
+    trees: HostTrees
+
+    @classmethod
+    def of_size(
+        cls, rows: int, width: int, *, asks_votes: bool, models: Sequence[ModelSource], trees: bool
+    ) -> "StepArrays":
+        """trees: whether drafts become trees, as under policy allocate."""
+        drafts, features = DraftBatch.of_size(rows, width), DraftFeatures.of_size(rows)
+        num_sizes = sum(len(model.predictor.sizes) for model in models)
+        shape = rows, num_sizes, max((model.predictor.num_steps for model in models), default=0)
+        return cls(
+            drafts=drafts,
+            votes=DraftBatch.of_size(rows, width) if asks_votes else drafts,
+            branches=DraftBatch.of_size(rows, width if trees else 0),
+            draft_lens=features.draft_lens,
+            features=features.features,
+            positions=features.positions,
+            accepted_lens=np.zeros(rows, np.float32),
+            acceptance=np.zeros((rows, MAX_DRAFT_LEN), np.float32),
+            tree_acceptance=np.zeros((rows, MAX_DRAFT_LEN), np.float32),
+            model_lens=np.zeros(rows, np.float32),
+            model_probs=np.zeros(shape, np.float32),
+            model_probs_if_right=np.zeros(shape, np.float32),
+            trees=HostTrees(rows, width if trees else 0),
+        )
+
+
 class Proposer:
     """Proposes and predicts into arrays that are used from step to step.
 
-    tracker: None: no features are computed and nothing is predicted.
+    core: does the work.
+    cache: the source of the drafts, whose predictor may change.
     models: the drafters on the device, the model drafter first; empty for a policy that does not
         predict their drafts.
+    has_features: whether features are computed.
     max_cache_draft_tokens: the longest draft.
     has_branches: drafts may be trees; for policy allocate only.
     """
@@ -98,104 +156,95 @@ class Proposer:
     def __init__(
         self,
         config: HvdConfig,
-        suffix_cache: SuffixCache,
-        tracker: RequestTracker | None,
+        core: StepCore,
         cache: CacheSource,
         models: Sequence[ModelSource],
         *,
+        has_features: bool,
         max_cache_draft_tokens: int,
         has_branches: bool,
         clock: StepClock,
     ) -> None:
-        self._suffix_cache, self._tracker = suffix_cache, tracker
-        self._cache, self._models = cache, models
+        self._core, self._cache, self._models = core, cache, models
         self.max_cache_draft_tokens = max_cache_draft_tokens
         self._is_by_cost, self._has_branches = config.policy == "allocate", has_branches
-        # SuffixDecoding's votes are not the predictor's.
-        self._asks_votes = tracker is not None and config.cache_mode == "paper"
+        self._has_features = has_features
+        self._asks_votes = asks_votes(config, has_features=has_features)
         self._clock = clock
-        # In cache mode votes the drafts are those of the votes: both names are one object.
-        self._drafts = self._votes = DraftBatch.of_size(0, 0)
-        self._features = DraftFeatures.of_size(0)
-        # Under the allocate policy: trees of the votes, and the drafts with their branches.
-        self._branches, self._trees = DraftBatch.of_size(0, 0), HostTrees(0, 1)
+        self._arrays = self._make_arrays(1)
 
     def nothing(self, num_requests: int) -> Proposals:
         """No draft for any request of the batch."""
-        self._reserve(num_requests)
-        self._drafts.num_nodes[:num_requests] = 0
-        return Proposals(num_requests, self._drafts)
+        drafts = self._reserve(num_requests).drafts
+        drafts.num_nodes[:num_requests] = 0
+        return Proposals(num_requests, drafts)
 
-    def propose(
-        self,
-        rids: Sequence[Hashable],
-        requests: Sequence[DraftedRequest],
-        max_cache_draft_tokens: int,
-    ) -> Proposals:
-        """The drafts of a batch and what is predicted of them. Row i belongs to requests[i].
+    def propose(self, batch: DraftedBatch, max_cache_draft_tokens: int) -> Proposals:
+        """The drafts of a batch and what is predicted of them.
 
-        requests: those that the suffix cache knows by these rids.
         max_cache_draft_tokens: the longest draft of this batch; at most the proposer's.
-
-        Raises KeyError for a request that the suffix cache does not know.
         """
-        num = len(rids)
-        self._reserve(num)
-        with self._clock.measure(Phase.PROPOSE):
-            self._ask_cache(rids, max_cache_draft_tokens, limits_of(requests))
-        if self._tracker is None:
-            return Proposals(num, self._drafts)
-        with self._clock.measure(Phase.FEATURES):
-            slots, features = slots_of(requests), self._features.first(num)
-            self._tracker.write_features(features, slots, self._drafts, self._votes)
-        if self._cache.predictor is None:
-            return Proposals(num, self._drafts, features)
-        with self._clock.measure(Phase.PREDICT):
-            predicted = self._predict(slots, features)
-        return Proposals(num, self._drafts, features, predicted)
-
-    def _predict(
-        self, slots: npt.NDArray[np.int32], features: DraftFeatures
-    ) -> ChainPrediction | TreePrediction:
-        assert self._models, "a policy that predicts weighs the drafts of all sources"
-        prediction = self._cache.predict(slots, self._drafts, features)
-        if not self._is_by_cost:
-            model_lens = self._models[0].predict_lens(slots, self._drafts, prediction.acceptance)
-            return ChainPrediction(prediction, model_lens)
-        acceptance = self._cache.acceptance(prediction, self._drafts, len(slots))
-        model_acceptance = joined(
-            [model.predict_sizes(slots, self._drafts, acceptance) for model in self._models]
-        )
-        self._trees.join(self._drafts, acceptance, self._branches)
-        return TreePrediction(slots, prediction, self._trees, model_acceptance)
-
-    def _ask_cache(self, rids: Sequence[Hashable], limit: int, asked: BatchLimits | None) -> None:
-        limits = np.full(len(rids), limit, np.int32) if asked is None else asked.max_chains(limit)
-        is_read = self._tracker is not None
-        self._suffix_cache.propose_into(self._drafts, rids, limits, with_evidence=is_read)
-        if self._asks_votes:
-            self._suffix_cache.propose_into(
-                self._votes, rids, limits, by_votes=True, with_evidence=is_read
-            )
+        num, arrays = len(batch), self._reserve(len(batch))
+        max_branches = None
         if self._has_branches:
-            num_nodes = max(_BRANCH_NODES // max(len(rids), 1), _MIN_BRANCH_NODES)
-            limit = min(num_nodes, limit)
-            limits = (
-                np.full(len(rids), limit, np.int32) if asked is None else asked.max_branches(limit)
+            num_nodes = max(_BRANCH_NODES // max(num, 1), _MIN_BRANCH_NODES)
+            max_branches = _limits(
+                num, min(num_nodes, max_cache_draft_tokens), batch.limits, BatchLimits.max_branches
             )
-            self._suffix_cache.propose_into(self._branches, rids, limits, is_tree=True)
-
-    def _reserve(self, num_requests: int) -> None:
-        """Makes the arrays large enough."""
-        rows = len(self._drafts.num_nodes)
-        if 0 < rows >= num_requests:
-            return
-        rows, width = max(2 * rows, num_requests, 1), max(self.max_cache_draft_tokens, 1)
-        self._drafts = self._votes = DraftBatch.of_size(rows, width)
-        if self._asks_votes:
-            self._votes = DraftBatch.of_size(rows, width)
+        seconds = self._core.propose(
+            batch.of_cache,
+            batch.of_rest,
+            _limits(num, max_cache_draft_tokens, batch.limits, BatchLimits.max_chains),
+            max_branches,
+        )
+        for phase, spent in zip(_PHASES, seconds, strict=True):
+            self._clock.add(phase, spent)
+        if not self._has_features:
+            return Proposals(num, arrays.drafts)
+        features = DraftFeatures(arrays.draft_lens, arrays.features, arrays.positions).first(num)
+        predictor = self._cache.predictor
+        if predictor is None:
+            return Proposals(num, arrays.drafts, features)
+        is_survival = predictor.kind == "survival"
+        prediction = Prediction(
+            arrays.accepted_lens[:num], arrays.acceptance[:num] if is_survival else None
+        )
+        predicted: ChainPrediction | TreePrediction
         if self._is_by_cost:
-            self._branches = DraftBatch.of_size(rows, width)
-            self._trees = HostTrees(rows, width)
-        if self._tracker is not None:
-            self._features = DraftFeatures.of_size(rows)
+            of_models = ModelAcceptance(arrays.model_probs[:num], arrays.model_probs_if_right[:num])
+            predicted = TreePrediction(prediction, arrays.trees, of_models)
+        else:
+            predicted = ChainPrediction(prediction, arrays.model_lens[:num])
+        return Proposals(num, arrays.drafts, features, predicted)
+
+    def _reserve(self, num_requests: int) -> StepArrays:
+        """The arrays, made large enough."""
+        if (rows := len(self._arrays.draft_lens)) < num_requests:
+            self._arrays = self._make_arrays(max(2 * rows, num_requests))
+        return self._arrays
+
+    def _make_arrays(self, num_rows: int) -> StepArrays:
+        arrays = StepArrays.of_size(
+            num_rows,
+            max(self.max_cache_draft_tokens, 1),
+            asks_votes=self._asks_votes,
+            models=self._models,
+            trees=self._is_by_cost,
+        )
+        self._core.use_arrays(arrays)
+        return arrays
+
+
+def asks_votes(config: HvdConfig, *, has_features: bool) -> bool:
+    """Whether the features need the drafts of the votes besides those of the cache, since
+    SuffixDecoding's drafts are others."""
+    return has_features and config.cache_mode == "paper"
+
+
+def _limits(
+    num_requests: int,
+    limit: int,
+    asked: BatchLimits | None,
+    of_asked: Callable[[BatchLimits, int], npt.NDArray[np.int32]],
+) -> npt.NDArray[np.int32]:
+    return np.full(num_requests, limit, np.int32) if asked is None else of_asked(asked, limit)

@@ -1,62 +1,69 @@
 """An active request of the drafter, and the rows that a batch of requests has in arrays."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from operator import is_
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.request_stats import RequestStats
-from sglang_hvd.types import SOURCES, DraftLimits, DraftPlans
+from sglang_hvd.types import SOURCES, DraftLimits
 
 _CACHE, _MODEL = SOURCES.bit_of("cache"), SOURCES.bit_of("model")
 _NO_LIMIT = 2**30  # more nodes than any verification has
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class DraftedRequest:
-    """What the drafter knows of an active request.
+    """What the drafter knows of an active request, besides what its core counts.
 
-    slot: the small number by which tracker, sources and allocator know the request.
-    num_tokens: tokens of the prompt and committed ones.
+    of_cache: the small number by which the suffix cache and the core know the request.
+    of_rest: the one by which tracker, sources and allocator know it.
     limits: None: it verifies what the policy chooses.
     teaches: the sources learn from its cycles.
-    plans, place: the planned batch and this request's row in it; plans is None between a commit and
-        the next plan.
     """
 
-    slot: int
-    num_tokens: int
+    of_cache: int
+    of_rest: int
     limits: DraftLimits | None = None
     teaches: bool = True
-    plans: DraftPlans | None = None
-    place: int = 0
-    counts: RequestStats = field(default_factory=RequestStats)
-
-    def end_cycle(self, source: str, num_accepted: int, num_tokens: int) -> None:
-        """Counts a cycle; the next one has to be planned.
-
-        num_accepted: accepted draft tokens. num_tokens: committed tokens, these included.
-        """
-        self.counts.add_cycle(source, num_accepted, num_tokens)
-        self.num_tokens += num_tokens
-        self.plans = None
 
 
-def plans_of(requests: Sequence[DraftedRequest]) -> DraftPlans:
-    """The plans to commit of one request or more; row i belongs to requests[i]."""
-    batch, places = requests[0].plans, [request.place for request in requests]
-    if batch is not None and all(request.plans is batch for request in requests):
-        is_whole = len(batch) == len(places) and places == list(range(len(places)))
-        return batch if is_whole else batch.select(places)
-    parts = [r.plans.select([r.place]) for r in requests if r.plans is not None]
-    assert len(parts) == len(requests), "a cycle must be planned before it is committed"
-    return DraftPlans.concatenate(parts)
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftedBatch:
+    """The requests of a step. Row i belongs to rids[i].
 
+    of_cache, of_rest: int32[num_requests], as in DraftedRequest.
+    limits: None if no request has any.
+    teaches: bool[num_requests]; None: the sources learn from all of them.
+    is_unique: no request is there twice.
+    """
 
-def slots_of(requests: Iterable[DraftedRequest]) -> npt.NDArray[np.int32]:
-    """The slots of the requests: int32[num_requests]."""
-    return np.array([request.slot for request in requests], np.int32)
+    rids: Sequence[Hashable]
+    of_cache: npt.NDArray[np.int32]
+    of_rest: npt.NDArray[np.int32]
+    limits: "BatchLimits | None"
+    teaches: npt.NDArray[np.bool_] | None
+    is_unique: bool
+
+    @classmethod
+    def of(cls, rids: Sequence[Hashable], requests: Sequence[DraftedRequest]) -> "DraftedBatch":
+        teaches = np.array([request.teaches for request in requests], np.bool_)
+        return cls(
+            rids,
+            np.array([request.of_cache for request in requests], np.int32),
+            np.array([request.of_rest for request in requests], np.int32),
+            limits_of(requests),
+            None if teaches.all() else teaches,
+            is_unique=len(set(rids)) == len(rids),
+        )
+
+    def has_only(self, rids: Sequence[Hashable]) -> bool:
+        """Whether these are its requests, in order."""
+        return len(rids) == len(self.rids) and all(map(is_, rids, self.rids))
+
+    def __len__(self) -> int:
+        return len(self.rids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,8 @@
 #include <string>
 #include <utility>
 
+#include "draft_layout.hpp"
+
 namespace sglang_hvd {
 
 // A C-contiguous array on the CPU. Arguments of one dimension may be spans instead.
@@ -46,6 +48,26 @@ Output<T, kDims> array_of(nanobind::handle batch, const char (&name)[kLength], s
     require(num_columns == 0 || array.shape(1) == num_columns,
             "the arrays of the batch do not fit each other: they have different widths");
     return array;
+}
+
+// All arrays of a DraftBatch. They live as long as the batch.
+inline DraftRows rows_of(nanobind::handle batch, std::size_t num_rows) {
+    DraftRows rows;
+    const auto token_ids = array_of<std::int32_t, 2>(batch, "token_ids", num_rows);
+    rows.width = token_ids.shape(1);
+    rows.token_ids = token_ids.data();
+    rows.parents = array_of<std::int32_t, 2>(batch, "parents", num_rows, rows.width).data();
+    rows.depths = array_of<std::int32_t, 2>(batch, "depths", num_rows, rows.width).data();
+    rows.probs = array_of<float, 2>(batch, "probs", num_rows, rows.width).data();
+    rows.num_nodes = array_of<std::int32_t, 1>(batch, "num_nodes", num_rows).data();
+    rows.matches = array_of<float, 2>(batch, "matches", num_rows, kMatchColumns).data();
+    rows.evidence = array_of<float, 2>(batch, "evidence", num_rows, kEvidenceColumns).data();
+    return rows;
+}
+
+inline void require_lengths(const DraftRows& rows, std::size_t num_rows) {
+    for (std::size_t i = 0; i < num_rows; ++i)
+        require(rows.num_nodes[i] >= 0 && rows.length(i) <= rows.width, "a draft is longer than its row");
 }
 
 }  // namespace sglang_hvd

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace sglang_hvd {
 
@@ -61,6 +62,26 @@ Row read_row(const float* columns) {
     std::copy_n(columns, values.size(), values.begin());
     return std::bit_cast<Row>(values);
 }
+
+// The arrays of a DraftBatch (types.py). Row i belongs to request i.
+struct DraftRows {
+    std::size_t width = 0;  // entries of a row of the first four
+    std::int32_t *token_ids = nullptr, *parents = nullptr, *depths = nullptr;
+    float* probs = nullptr;
+    std::int32_t* num_nodes = nullptr;
+    float *matches = nullptr, *evidence = nullptr;
+
+    std::size_t length(std::size_t row) const { return static_cast<std::size_t>(num_nodes[row]); }
+
+    // The nodes of a row. values: one of the first four arrays.
+    template <typename T>
+    std::span<const T> nodes(const T* values, std::size_t row) const {
+        return {values + row * width, length(row)};
+    }
+    std::span<const std::int32_t> tokens(std::size_t row) const { return nodes(token_ids, row); }
+
+    Match match(std::size_t row) const { return read_row<Match>(matches + row * kMatchColumns); }
+};
 
 // Names of the fields with the columns at which they start.
 struct Column {

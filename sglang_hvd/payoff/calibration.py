@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.payoff._native import Calibration
+from sglang_hvd._native import Calibration
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
 from sglang_hvd.types import MATCH_COLUMNS, DraftBatch, MatchOrigin, TokenIds
@@ -86,6 +86,13 @@ class FallbackChange:
     mean_predicted: float
     mean_accepted: float
 
+    @classmethod
+    def of(
+        cls, origin: int, is_fallback: bool, mean_predicted: float, mean_accepted: float
+    ) -> "FallbackChange":
+        """The change that the native calibration tells."""
+        return cls(ORIGINS[origin], is_fallback, mean_predicted, mean_accepted)
+
 
 class OnlineCalibration:
     """Call correct before each cycle and observe after it, with the same slots. Slots are small
@@ -101,16 +108,16 @@ class OnlineCalibration:
     """
 
     def __init__(self, threshold: float) -> None:
-        self._native = Calibration(min(max(1, math.ceil(threshold)), MAX_DRAFT_LEN))
+        self.native = Calibration(min(max(1, math.ceil(threshold)), MAX_DRAFT_LEN))
 
     @property
     def has_fallback(self) -> bool:
         """Whether the predictions for some origin are ignored."""
-        return any(self._native.are_fallback())
+        return any(self.native.are_fallback())
 
     def is_fallback(self, drafts: DraftBatch, num_drafts: int) -> list[bool]:
         """For each of the first num_drafts drafts, whether its prediction is ignored."""
-        are_fallback = np.array(self._native.are_fallback())
+        are_fallback = np.array(self.native.are_fallback())
         has_draft = drafts.num_nodes[:num_drafts] > 0
         origins = np.where(has_draft, drafts.matches[:num_drafts, _ORIGIN], 0).astype(np.intp)
         of_drafts: list[bool] = are_fallback[origins].tolist()
@@ -122,9 +129,9 @@ class OnlineCalibration:
         slots: int32[num_requests]; row i of drafts and prediction belongs to slots[i].
         """
         accepted_lens, acceptance = prediction.accepted_lens, prediction.acceptance
-        if acceptance is not None and self._native.corrects():
+        if acceptance is not None and self.native.corrects():
             accepted_lens, acceptance = accepted_lens.copy(), acceptance.copy()
-        self._native.correct(slots, drafts, accepted_lens, acceptance)
+        self.native.correct(slots, drafts, accepted_lens, acceptance)
         is_corrected = accepted_lens is not prediction.accepted_lens
         return Prediction(accepted_lens, acceptance) if is_corrected else prediction
 
@@ -147,19 +154,16 @@ class OnlineCalibration:
         predicted: float32[num_requests], how many of these were predicted to be accepted. NaN: the
             whole draft was verified, and the prediction that correct returned counts.
         """
-        changes = self._native.observe(
+        changes = self.native.observe(
             slots, token_ids, lengths, accepted_lens, verified_lens, predicted
         )
-        return [
-            FallbackChange(ORIGINS[origin], is_fallback, mean_predicted, mean_accepted)
-            for origin, is_fallback, mean_predicted, mean_accepted in changes
-        ]
+        return [FallbackChange.of(*change) for change in changes]
 
     def figures(self) -> dict[str, OriginFigures]:
         """How right the predictions are, by origin."""
         figures = {}
         for number, origin in enumerate(ORIGINS):
-            num_verified, shift, is_fallback, verified, first_tokens, bins = self._native.figures(
+            num_verified, shift, is_fallback, verified, first_tokens, bins = self.native.figures(
                 number
             )
             of_verified = Reliability.of_sums(*verified)

@@ -80,7 +80,7 @@ is the token's share, with the weight of two tokens. The prior of a token is .75
 three. The result is clamped to .01 to .99.
 """
 
-from sglang_hvd.payoff._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
+from sglang_hvd._native import MAX_DEPTH, NUM_DRAFT_FEATURES, NUM_POSITION_FEATURES
 from sglang_hvd.payoff.token_classes import PAPER_CLASSES, TokenClass
 from sglang_hvd.types import EVIDENCE_DEPTH
 
@@ -98,7 +98,7 @@ _MATCH = (
     "mean_agreement",
 )
 
-PAPER_FEATURES = (
+PAPER_FEATURES: tuple[str, ...] = (
     "score",
     "match_len",
     "draft_len",
@@ -111,7 +111,7 @@ PAPER_FEATURES = (
     *_PAPER_CLASSES,
 )
 
-FEATURE_NAMES = (
+FEATURE_NAMES: tuple[str, ...] = (
     *PAPER_FEATURES,
     *(f"logit_prob_{depth}" for depth in (1, 2, 3, 4, 6, 8, 12, 16, 24)),
     "score_6",
@@ -158,7 +158,7 @@ FEATURE_NAMES = (
     ),
 )
 
-POSITION_FEATURES = (
+POSITION_FEATURES: tuple[str, ...] = (
     "logit_next",
     "votes_logit_next",
     "logit_follows",

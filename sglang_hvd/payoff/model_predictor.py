@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.payoff import _native
+from sglang_hvd import _native
 from sglang_hvd.payoff.calibration import Reliability
 from sglang_hvd.types import DraftBatch, TokenIds
 
@@ -102,14 +102,14 @@ class ModelPredictor:
     """
 
     def __init__(self, num_steps: int, sizes: Sequence[int] | None = None) -> None:
-        self._num_steps = num_steps
-        self._sizes = np.array(sizes if sizes is not None else [num_steps], np.int32)
-        self._native = _native.ModelPredictor(num_steps, int(self._sizes[-1]), SIZE_EFFECT)
-        self._odds = np.array([self._native.odds_of(size) for size in self._sizes.tolist()])
+        self.num_steps = num_steps
+        self.sizes = np.array(sizes if sizes is not None else [num_steps], np.int32)
+        self.native = _native.ModelPredictor(num_steps, int(self.sizes[-1]), SIZE_EFFECT)
+        self.odds = np.array([self.native.odds_of(size) for size in self.sizes.tolist()])
 
     def start(self, slot: int) -> None:
         """Assigns the slot to a new request."""
-        self._native.start(slot)
+        self.native.start(slot)
 
     def predict(
         self, slots: Int32, drafts: DraftBatch, cache_acceptance: Float32 | None
@@ -121,7 +121,7 @@ class ModelPredictor:
             tokens are accepted. None if it is unknown: q_without then counts for all tokens.
         """
         out = np.empty(len(slots), np.float32)
-        self._native.predict(slots, drafts, cache_acceptance, out)
+        self.native.predict(slots, drafts, cache_acceptance, out)
         return out
 
     def predict_sizes(
@@ -130,14 +130,14 @@ class ModelPredictor:
         """The acceptance of each size of each request's model draft. Takes the arguments of
         predict, and does all that predict does."""
         self.predict(slots, drafts, cache_acceptance)
-        shape = (len(slots), len(self._sizes), self._num_steps)
+        shape = (len(slots), len(self.sizes), self.num_steps)
         acceptance = ModelAcceptance(np.empty(shape, np.float32), np.empty(shape, np.float32))
-        self._native.predict_sizes(
+        self.native.predict_sizes(
             slots,
             drafts,
             cache_acceptance,
-            self._sizes,
-            self._odds,
+            self.sizes,
+            self.odds,
             acceptance.of_all,
             acceptance.if_cache_right,
         )
@@ -159,7 +159,7 @@ class ModelPredictor:
 
         Raises ValueError for a slot that was not started.
         """
-        self._native.observe(
+        self.native.observe(
             slots,
             token_ids,
             lengths,
@@ -171,8 +171,8 @@ class ModelPredictor:
 
     def figures(self) -> ModelFigures:
         """How right the predictions are."""
-        right, wrong, after, without = self._native.probs()
-        num_verified, sums = self._native.figures()
+        right, wrong, after, without = self.native.probs()
+        num_verified, sums = self.native.figures()
         seen = Reliability.of_sums(*sums)
         return ModelFigures(
             num_verified=num_verified,

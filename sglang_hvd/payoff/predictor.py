@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
+from sglang_hvd._native import NUM_BUCKETS, Network
 from sglang_hvd.config import SHIPPED_PREFIX, CacheMode, HvdConfig
-from sglang_hvd.payoff._native import NUM_BUCKETS, Network
 from sglang_hvd.payoff.features import (
     FEATURE_NAMES,
     MAX_DRAFT_LEN,
@@ -133,6 +133,7 @@ class AcceptancePredictor:
     biases: float32[num_out] per layer.
     settings: the feature_settings of the cache drafts it was trained on.
     provenance: for people to read: training data, training settings and quality, as JSON values.
+    network: the native network of these layers.
 
     Raises ValueError, in one line, for tensors of another shape or type or that are not finite.
     """
@@ -144,12 +145,12 @@ class AcceptancePredictor:
     biases: tuple[Array, ...]
     settings: Mapping[str, float | str]
     provenance: Mapping[str, object]
-    _network: Network = field(init=False, repr=False)
+    network: Network = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check_tensors()
         network = Network(self.mean, self.std, self.weights, self.biases)
-        object.__setattr__(self, "_network", network)
+        object.__setattr__(self, "network", network)
 
     def predict(self, drafts: DraftFeatures) -> Prediction:
         """Predicts for each row. A row's result has the same bits whatever the other rows are and
@@ -157,10 +158,10 @@ class AcceptancePredictor:
         num_rows = len(drafts.draft_lens)
         accepted_lens = np.empty(num_rows, np.float32)
         if self.kind == "mlp":
-            self._network.predict_len(drafts.features, accepted_lens)
+            self.network.predict_len(drafts.features, accepted_lens)
             return Prediction(accepted_lens, None)
         acceptance = np.empty((num_rows, MAX_DRAFT_LEN), np.float32)
-        self._network.predict_acceptance(
+        self.network.predict_acceptance(
             drafts.features, drafts.positions, drafts.draft_lens, accepted_lens, acceptance
         )
         return Prediction(accepted_lens, acceptance)

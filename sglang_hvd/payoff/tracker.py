@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hvd.payoff._native import Tracker
+from sglang_hvd._native import Tracker
 from sglang_hvd.payoff.features import FEATURE_NAMES, MAX_DRAFT_LEN, POSITION_FEATURES
 from sglang_hvd.payoff.token_classes import TokenClasses
 from sglang_hvd.types import DraftBatch, TokenIds
@@ -53,7 +53,7 @@ class RequestTracker:
     """
 
     def __init__(self, history_window: int, token_classes: TokenClasses) -> None:
-        self._tracker = Tracker(history_window, token_classes.flags)
+        self.native = Tracker(history_window, token_classes.flags)
 
     def start(self, prompt_ids: TokenIds, *, namespace: str = "", teaches: bool = True) -> int:
         """Registers a request and returns its slot.
@@ -61,11 +61,11 @@ class RequestTracker:
         namespace: requests of one namespace share how often drafts had tokens right.
         teaches: whether this request adds to what they share.
         """
-        return self._tracker.start(np.ascontiguousarray(prompt_ids), namespace, teaches)
+        return self.native.start(np.ascontiguousarray(prompt_ids), namespace, teaches)
 
     def extend(self, slot: int, token_ids: TokenIds) -> None:
         """Appends tokens committed outside a cycle. Raises ValueError for an unused slot."""
-        self._tracker.extend(slot, np.ascontiguousarray(token_ids))
+        self.native.extend(slot, np.ascontiguousarray(token_ids))
 
     def write_features(
         self, out: DraftFeatures, slots: Int32, drafts: DraftBatch, votes: DraftBatch
@@ -77,7 +77,7 @@ class RequestTracker:
 
         Raises ValueError for an unused slot, or arrays that do not fit.
         """
-        self._tracker.write(slots, drafts, votes, out.features, out.positions)
+        self.native.write(slots, drafts, votes, out.features, out.positions)
         np.minimum(drafts.num_nodes[: len(slots)], MAX_DRAFT_LEN, out=out.draft_lens[: len(slots)])
 
     def commit(
@@ -93,13 +93,13 @@ class RequestTracker:
         Raises ValueError for an unused slot, or arrays that do not fit.
         """
         accepted_lens = np.empty(len(slots), np.int32)
-        self._tracker.commit(slots, token_ids, lengths, verified_lens, accepted_lens)
+        self.native.commit(slots, token_ids, lengths, verified_lens, accepted_lens)
         return accepted_lens
 
     def forget(self) -> None:
         """Forgets what requests share. Active requests keep what they observed themselves."""
-        self._tracker.forget()
+        self.native.forget()
 
     def finish(self, slot: int) -> None:
         """Forgets a request. Raises ValueError for an unused slot."""
-        self._tracker.finish(slot)
+        self.native.finish(slot)

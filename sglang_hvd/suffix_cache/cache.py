@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hvd._native import CacheCore, CacheSettings, PaperSettings
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.suffix_cache._native import CacheCore, CacheSettings, PaperSettings
 from sglang_hvd.suffix_cache.outputs import NamespaceContents, SharedOutputs
 from sglang_hvd.suffix_cache.token_ids import as_token_ids, padded
 from sglang_hvd.types import DraftBatch, TokenIds
@@ -75,7 +75,7 @@ class SuffixCache:
     ) -> None:
         shared, each = _budgets(shared_cache_tokens, namespace_tokens)
         self._slots: dict[Hashable, int] = {}
-        self._core = CacheCore(
+        self.core = CacheCore(
             CacheSettings(
                 shared_tokens=shared,
                 namespace_tokens=each,
@@ -144,13 +144,26 @@ class SuffixCache:
             namespace_tokens=config.namespace_cache_tokens,
         )
 
+    def slot_of(self, rid: Hashable) -> int:
+        """The slot by which the core knows a request. Raises KeyError if it is not active."""
+        if rid not in self._slots:
+            raise KeyError(f"request {rid!r} is not active: start it first")
+        return self._slots[rid]
+
+    def slots_of(self, rids: Sequence[Hashable]) -> npt.NDArray[np.int32]:
+        """The slots of requests: int32[num_requests]. Raises KeyError if one is not active."""
+        slots = list(map(self._slots.get, rids))
+        if None in slots:
+            self.slot_of(rids[slots.index(None)])
+        return np.array(slots, np.int32)
+
     @property
     def num_requests(self) -> int:
         """Active requests: started and not finished."""
         return len(self._slots)
 
     def stats(self) -> SuffixCacheStats:
-        return SuffixCacheStats(**self._core.stats())
+        return SuffixCacheStats(**self.core.stats())
 
     def start(
         self, rid: Hashable, prompt_ids: TokenIds | Sequence[int], namespace: str = ""
@@ -161,7 +174,7 @@ class SuffixCache:
             raise ValueError(
                 f"request {rid!r} is already active: finish it before starting it again"
             )
-        self._slots[rid] = self._core.start(namespace, contiguous)
+        self._slots[rid] = self.core.start(namespace, contiguous)
 
     def commit(
         self,
@@ -180,11 +193,11 @@ class SuffixCache:
         """
         if len(set(rids)) != len(rids):
             raise ValueError("a request may appear only once in a commit")
-        slots = self._slots_of(rids)
+        slots = self.slots_of(rids)
         if lengths is None:
-            self._core.commit(slots, *padded(token_ids))
+            self.core.commit(slots, *padded(token_ids))
         elif isinstance(token_ids, np.ndarray):
-            self._core.commit(slots, token_ids, lengths)
+            self.core.commit(slots, token_ids, lengths)
         else:
             raise TypeError("with lengths, token_ids must be int32[num_requests, width]")
 
@@ -209,7 +222,7 @@ class SuffixCache:
         Raises KeyError for a request that is not active, ValueError if the batch has too few rows,
         TypeError for arrays of another dtype or shape.
         """
-        self._core.propose(self._slots_of(rids), max_nodes, is_tree, by_votes, with_evidence, batch)
+        self.core.propose(self.slots_of(rids), max_nodes, is_tree, by_votes, with_evidence, batch)
 
     def finish(
         self,
@@ -226,21 +239,21 @@ class SuffixCache:
         Raises KeyError if rid is not active, ValueError for invalid token ids.
         """
         output = None if output_ids is None else _contiguous(output_ids)
-        self._core.finish(self._slot_of(rid), keep, output)
+        self.core.finish(self.slot_of(rid), keep, output)
         del self._slots[rid]
 
     def add(self, outputs: SharedOutputs) -> None:
         """Shares outputs as if requests of their namespaces had finished with them just now, in
         this order. Outputs longer than a budget are left out, as those of requests are."""
         for name, token_ids, lengths, kept_at in outputs.by_namespace():
-            self._core.add(name, token_ids, lengths, kept_at)
+            self.core.add(name, token_ids, lengths, kept_at)
 
     def shared_outputs(self) -> Iterator[SharedOutputs]:
         """Copies what the shared cache holds, in pieces, for any thread. Other calls go on in
         between: outputs that leave meanwhile may be missing, and those that enter may be there."""
         serial = 0
         while True:
-            names, spaces, lengths, kept_at, token_ids, serial = self._core.copy_after(
+            names, spaces, lengths, kept_at, token_ids, serial = self.core.copy_after(
                 serial, _COPIED_TOKENS
             )
             if serial == 0:
@@ -255,42 +268,31 @@ class SuffixCache:
 
     def contents(self) -> list[NamespaceContents]:
         """What each namespace of the shared cache holds; nothing of those that hold nothing."""
-        return [NamespaceContents(*of_space) for of_space in self._core.contents()]
+        return [NamespaceContents(*of_space) for of_space in self.core.contents()]
 
     def flush(self, namespace: str | None = None) -> None:
         """Empties the shared cache of one namespace, or of all. Active requests keep their own
         prompt and output."""
         if namespace is None:
-            self._core.flush_all()
+            self.core.flush_all()
         else:
-            self._core.flush(namespace)
+            self.core.flush(namespace)
 
     def resize(self, shared_cache_tokens: int, namespace_tokens: int | None = None) -> None:
         """Changes the budgets and evicts the oldest outputs that exceed them.
 
         Raises ValueError for a budget out of range.
         """
-        self._core.resize(*_budgets(shared_cache_tokens, namespace_tokens))
+        self.core.resize(*_budgets(shared_cache_tokens, namespace_tokens))
 
     def drain(self) -> None:
         """Waits until everything handed in so far is indexed."""
-        self._core.drain()
+        self.core.drain()
 
     def check(self) -> None:
         """Asserts that all structures are sound. Takes time linear in the tokens."""
-        broken = self._core.check()
+        broken = self.core.check()
         assert broken is None, broken
-
-    def _slot_of(self, rid: Hashable) -> int:
-        if rid not in self._slots:
-            raise KeyError(f"request {rid!r} is not active: start it first")
-        return self._slots[rid]
-
-    def _slots_of(self, rids: Sequence[Hashable]) -> npt.NDArray[np.int32]:
-        slots = list(map(self._slots.get, rids))
-        if None in slots:
-            self._slot_of(rids[slots.index(None)])
-        return np.array(slots, np.int32)
 
 
 def _budgets(shared_cache_tokens: int, namespace_tokens: int | None) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_hvd.allocation._native import Pace
+from sglang_hvd._native import Pace
 from tests.allocation import pace_oracle
 
 

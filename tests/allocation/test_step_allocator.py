@@ -95,7 +95,7 @@ def test_steps_are_as_wide_as_their_drafts_and_set_the_pace_of_later_ones(seed: 
         committed = random.integers(0, 9, num).astype(np.int32)
         built.observe(slots, committed)
         oracle.see_tokens(slots, committed)
-        pace = built._native.pace
+        pace = built.native.pace
         assert pace.price(num, plain_ms) == pytest.approx(oracle.price(num, plain_ms), rel=1e-9)
         values = np.empty(num)
         pace.write_token_values(slots, values)

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sglang_hvd._native import Pace
 from sglang_hvd.allocation import DrafterChoices, StepAllocator
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.costs import StepCosts
@@ -143,33 +144,20 @@ def test_what_contexts_take_follows_prompts_and_all_that_was_committed() -> None
     assert long_output == long_prompt
 
 
-def contexts_priced(
-    monkeypatch: pytest.MonkeyPatch, method: Literal["allocate", "wants_drafts"]
-) -> list[int]:
-    """Tokens of context by which the allocator prices each step from now on."""
-    found, original = [], getattr(StepAllocator, method)
-
-    def noting(*args: Any, num_context: int, **kwargs: Any) -> Any:
-        found.append(num_context)
-        return original(*args, num_context=num_context, **kwargs)
-
-    monkeypatch.setattr(StepAllocator, method, noting)
-    return found
-
-
-def test_steps_are_priced_by_the_tokens_of_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tokens_of_a_request_are_counted() -> None:
+    """Steps are priced by them: test_step_core.py compares that with the oracle."""
     made = drafter()
-    planned, launched = (contexts_priced(monkeypatch, of) for of in ("allocate", "wants_drafts"))
     made.start("text", [1, 2, 3])
     made.start("image", [], limits=MODEL_ONLY, num_prompt_tokens=500)
+    counted = []
     for _ in range(2):
+        counted.append(made.num_tokens("text") + made.num_tokens("image"))
         made.plan(["text", "image"])
         outcomes = [VerifyOutcome(np.array([7, 8], np.int32), 1), VerifyOutcome([9], 0)]
         made.commit(["text", "image"], outcome_batch(outcomes))
     made.extend("text", [1, 2, 3, 4], counts=False)
-    made.plan_launched(["text"])
-    assert planned == [503, 506]
-    assert launched == [3 + 2 * 2 + 4]
+    assert counted == [503, 506]
+    assert made.num_tokens("text") == 3 + 2 * 2 + 4
 
 
 def test_a_cut_draft_tells_of_the_match_as_the_whole_one_does() -> None:
@@ -370,20 +358,18 @@ def test_what_a_branch_brings_says_of_the_chain_that_it_was_wrong() -> None:
     assert stats.num_accepted_drafts.get("both", 0) + stats.num_accepted_drafts.get("cache", 0) == 2
 
 
-def test_the_allocator_sees_how_far_every_request_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[int]] = []
-    observe = StepAllocator.observe
-
-    def watched(allocator: StepAllocator, slots: np.ndarray, lengths: np.ndarray) -> None:
-        seen.append(lengths.tolist())
-        observe(allocator, slots, lengths)
-
-    monkeypatch.setattr(StepAllocator, "observe", watched)
-    made = drafter()
-    for rid in "ab":
+def test_the_allocator_sees_how_far_every_request_came() -> None:
+    made, pace = drafter(), Pace()
+    for slot, rid in enumerate("ab"):
         planned(made, rid)
+        pace.start(slot)
     made.commit("ab", outcome_batch([VerifyOutcome([4, 5, 99], 2), VerifyOutcome([99], 0)]))
-    assert seen == [[3, 1]]
+    slots, wanted, found = np.arange(2, dtype=np.int32), np.empty(2), np.empty(2)
+    pace.see_tokens(slots, np.array([3, 1], np.int32))
+    pace.write_token_values(slots, wanted)
+    assert made._allocator is not None
+    made._allocator.native.pace.write_token_values(slots, found)
+    assert found.tolist() == wanted.tolist()
 
 
 def test_of_a_longer_draft_as_many_tokens_are_weighed_as_the_predictor_knows() -> None:
@@ -497,9 +483,8 @@ def test_a_finished_request_leaves_its_slot_to_the_next() -> None:
     made = drafter()
     for _ in range(3):
         made.start("r", REPEATS)
-        predicted = made.propose(["r"]).predicted
-        assert isinstance(predicted, TreePrediction)
-        assert predicted.slots.tolist() == [0]
+        request = made._requests["r"]
+        assert (request.of_cache, request.of_rest) == (0, 0)
         made.finish("r", output_ids=None, keep=False)
 
 

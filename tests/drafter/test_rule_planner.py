@@ -9,7 +9,6 @@ import pytest
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import ChainPrediction, Proposals
 from sglang_hvd.drafter.planners import RulePlanner
-from sglang_hvd.drafter.request import DraftedRequest
 from sglang_hvd.drafter.sources import CacheSource
 from sglang_hvd.payoff import Prediction
 from sglang_hvd.types import SCORE, DraftBatch
@@ -51,8 +50,7 @@ def takes_cache(
     planner = RulePlanner(
         config, CacheSource(config, None), room=8, num_model_steps=3, num_model_nodes=3
     )
-    requests = [DraftedRequest(slot, num_tokens=1) for slot in range(num)]
-    plans = planner.choose(requests, Proposals(num, drafts, predicted=predicted))
+    plans = planner.choose(Proposals(num, drafts, predicted=predicted))
     assert set(plans.sources) <= {"cache", "model"}
     return [source == "cache" for source in plans.sources]
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes the native suffix cache under AddressSanitizer and UndefinedBehaviorSanitizer. Then it makes calls
-# for which there is no memory, and runs a calling thread and the indexing thread under ThreadSanitizer.
+# for which there is no memory, and runs a calling thread and the indexing thread under ThreadSanitizer. Last,
+# whole steps of a drafter run under all three.
 # With clang++, libFuzzer chooses the inputs; otherwise a random generator does.
 #   tests/fuzz/run.sh [SECONDS, default 60] [FOLDER for builds and the corpus]
 set -euo pipefail
@@ -11,6 +12,8 @@ package=$here/../../sglang_hvd
 # -g1: sanitizers name lines and need no variables. It builds in two thirds of the time.
 flags=(-std=c++20 -g1 -O1 -Wall -Wextra -pthread -DHVD_CHECKED -fno-omit-frame-pointer -I "$package/native"
     -I "$package/suffix_cache/native")
+rooms=(-Wno-psabi -ffp-contract=off)
+for room in payoff allocation drafter plugin/trees; do rooms+=(-I "$package/$room/native"); done
 checks=(-fsanitize=address,undefined -fno-sanitize-recover=all)
 mkdir -p "$folder/corpus"
 cd "$folder"
@@ -32,3 +35,7 @@ fi
 ./out_of_memory
 "$CXX" "${flags[@]}" -fsanitize=thread "$here/threads.cpp" -o threads
 ./threads
+"$CXX" "${flags[@]}" "${rooms[@]}" "${checks[@]}" "$here/steps.cpp" -o steps
+./steps "$((seconds / 3))"
+"$CXX" "${flags[@]}" "${rooms[@]}" -fsanitize=thread "$here/steps.cpp" -o steps_threads
+./steps_threads "$((seconds / 6))"

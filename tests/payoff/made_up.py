@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from sglang_hvd._native import NUM_BUCKETS
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.payoff import (
     FEATURE_NAMES,
@@ -13,7 +14,6 @@ from sglang_hvd.payoff import (
     AcceptancePredictor,
     DraftFeatures,
 )
-from sglang_hvd.payoff._native import NUM_BUCKETS
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Kind, feature_settings
 from sglang_hvd.replay.core.training_rows import TrainingRows

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from sglang_hvd._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.config import CacheMode, HvdConfig, load_config
 from sglang_hvd.payoff import (
     DEFAULT_PREDICTORS,
@@ -24,7 +25,6 @@ from sglang_hvd.payoff import (
     DraftFeatures,
     Prediction,
 )
-from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import (
     PAPER_PREDICTORS,

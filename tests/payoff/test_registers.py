@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from sglang_hvd._native import use_lanes, widest_lanes
 from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
-from sglang_hvd.payoff._native import use_lanes, widest_lanes
 from sglang_hvd.replay.core.single_cycles import VerifyOutcome, outcome_batch
 from sglang_hvd.suffix_cache import SuffixCache
 

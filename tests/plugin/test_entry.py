@@ -54,7 +54,7 @@ def test_a_command_line_for_hvd_ends_when_our_code_cannot_load(
 
 def test_sources_that_were_not_built_are_told_apart() -> None:
     register = (
-        "import sys; sys.modules['sglang_hvd.allocation._native'] = None; "
+        "import sys; sys.modules['sglang_hvd._native'] = None; "
         "from sglang_hvd.plugin import entry; entry.register()"
     )
     done = subprocess.run(

@@ -9,6 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "draft_layout.hpp"
+
 namespace sglang_hvd {
 
 // Where a text leaves the chain, the other votes are right less often than their shares say. This factor serves
@@ -33,6 +35,27 @@ struct TreeRow {
     std::span<bool> is_chain;
     std::span<std::uint8_t> sources;  // the set of sources that propose the node, a bit for each
 };
+
+// The arrays of HostTrees (host_trees.py). Row i belongs to request i.
+struct TreeRows {
+    std::size_t width = 0;
+    std::int32_t *tokens = nullptr, *parents = nullptr, *depths = nullptr;
+    float* probs = nullptr;
+    bool* is_chain = nullptr;
+    std::uint8_t* sources = nullptr;
+    std::int32_t* num_nodes = nullptr;
+
+    TreeRow row(std::size_t i) const {
+        const std::size_t first = i * width;
+        return {{tokens + first, width}, {parents + first, width},  {depths + first, width},
+                {probs + first, width},  {is_chain + first, width}, {sources + first, width}};
+    }
+};
+
+inline TreeDraft tree_of(const DraftRows& drafts, std::size_t i) {
+    return {drafts.tokens(i), drafts.nodes(drafts.parents, i), drafts.nodes(drafts.depths, i),
+            drafts.nodes(drafts.probs, i)};
+}
 
 // The first nodes of a tree.
 struct PartOfTree {

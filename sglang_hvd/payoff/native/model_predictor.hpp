@@ -58,7 +58,7 @@ inline double predicted_len(const TokenProbs& probs, int num_steps, int draft_le
 }
 
 // One size of the model drafter's draft.
-struct DraftSize {
+struct SizeOdds {
     std::int32_t num_nodes;
     double odds;  // odds that a token is right, over those of the full size
 };
@@ -66,7 +66,7 @@ struct DraftSize {
 // The terms of predicted_len for one size and request. acceptance[s]: probability that more than s tokens are
 // accepted; if_cache_right[s]: the same if the cache draft is right so far. ratio: of the request.
 inline void write_model_acceptance(const TokenProbs& probs, int num_steps, int draft_len, const float* cache_acceptance,
-                             double ratio, DraftSize size, float* acceptance, float* if_cache_right) {
+                             double ratio, SizeOdds size, float* acceptance, float* if_cache_right) {
     ModelAcceptance full(probs, draft_len, cache_acceptance);
     const double prob_if_right = probs[kCacheRight];
     double before = 1, so_far = 1, so_far_if_right = 1;
@@ -124,6 +124,7 @@ public:
     bool has(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < by_slot_.size(); }
     ModelPrediction& at(int slot) { return by_slot_[static_cast<std::size_t>(slot)]; }
 
+    int num_steps() const { return num_steps_; }
     std::int64_t num_verified() const { return num_verified_; }
     const RunningReliability& reliability() const { return reliability_; }
 

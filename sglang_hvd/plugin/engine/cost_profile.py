@@ -26,7 +26,7 @@ from sglang_hvd.allocation import MAX_WIDE_REQUESTS, DraftExtend
 from sglang_hvd.costs import StepCosts, costs_of_times
 from sglang_hvd.plugin.engine.draft_worker import drafting
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
-from sglang_hvd.plugin.trees.verify_input import build_verify_input
+from sglang_hvd.plugin.trees.verify_input import MaskPlace, build_verify_input
 
 if TYPE_CHECKING:
     from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
@@ -147,10 +147,9 @@ class CostProfile:
         verify_input = build_verify_input(
             nodes,
             seq_lens,
+            MaskPlace(self._draft_worker.mask_mode, runner.attn_backend.verify_mask),
             topk=self._draft_worker.topk,
             num_cached=n * context,
-            mask_mode=self._draft_worker.mask_mode,
-            verify_mask=runner.attn_backend.verify_mask,
         )
         verify_input.capture_hidden_mode = CaptureHiddenMode.FULL
         verify_input.seq_lens_cpu, verify_input.seq_lens_sum = seq_lens.cpu(), n * context

@@ -7,8 +7,8 @@ steps on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sglang_hvd.allocation import StepAllocator
@@ -53,34 +53,28 @@ class ServedCosts:
         )
         self._num_steps = 0
 
-    @contextmanager
-    def time_draft(self, num_requests: int, num_steps: int) -> Iterator[None]:
+    def time_draft(self, num_requests: int, num_steps: int) -> AbstractContextManager[None]:
         """Times a draft of the model drafter in so many steps."""
-        with self._time(lambda learned, ms: learned.observe_draft(num_requests, num_steps, ms)):
-            yield
+        return self._time(lambda learned, ms: learned.observe_draft(num_requests, num_steps, ms))
 
-    @contextmanager
-    def time_verify(self, num_requests: int, width: int, *, num_context: int) -> Iterator[None]:
+    def time_verify(
+        self, num_requests: int, width: int, *, num_context: int
+    ) -> AbstractContextManager[None]:
         """Times a verification. num_context: tokens in the KV caches of all its requests."""
 
         def observe(learned: LearnedCosts, milliseconds: float) -> None:
             learned.observe_verify(num_requests, width, milliseconds, num_context=num_context)
 
-        with self._time(observe):
-            yield
+        return self._time(observe)
 
-    @contextmanager
-    def time_extend(self, num_requests: int, width: int) -> Iterator[None]:
+    def time_extend(self, num_requests: int, width: int) -> AbstractContextManager[None]:
         """Times a draft-extend."""
-        with self._time(lambda learned, ms: learned.observe_extend(num_requests, width, ms)):
-            yield
+        return self._time(lambda learned, ms: learned.observe_extend(num_requests, width, ms))
 
-    @contextmanager
-    def time_unpriced(self) -> Iterator[None]:
+    def time_unpriced(self) -> AbstractContextManager[None]:
         """Times what the table has no price for, so that it does not count as the rest of a
         step."""
-        with self._time(lambda *_: None):
-            yield
+        return self._time(lambda *_: None)
 
     def begin_step(self, num_requests: int, *, is_ahead: bool = False) -> None:
         """A decode step begins. If it follows the last step directly, the last step's rest is known
@@ -126,12 +120,10 @@ class ServedCosts:
             **self._allocator.costs.model_dump(mode="json"),
         }
 
-    @contextmanager
-    def _time(self, observe: Callable[[LearnedCosts, float], None]) -> Iterator[None]:
+    def _time(self, observe: Callable[[LearnedCosts, float], None]) -> AbstractContextManager[None]:
         learned = self._learned
         if self._timer is None or learned is None:
-            yield
-            return
+            return nullcontext()
 
         def observe_now(milliseconds: float) -> None:
             observe(learned, milliseconds)
@@ -140,5 +132,4 @@ class ServedCosts:
             with self._clock.measure(Phase.COSTS):
                 observe_now(milliseconds)
 
-        with self._timer.measure(observe_now if self._timer.is_cuda else observe_on_clock):
-            yield
+        return self._timer.measure(observe_now if self._timer.is_cuda else observe_on_clock)

@@ -4,7 +4,7 @@ and laid out as one verify tree for each request."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +17,14 @@ from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.states.step_states import StepStates
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
+from sglang_hvd.plugin.trees.host_layout import lay_out_drafts
 from sglang_hvd.plugin.trees.layout import merge_eagle_trees
-from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, build_verify_input
+from sglang_hvd.plugin.trees.verify_input import (
+    HvdVerifyInput,
+    MaskPlace,
+    build_verify_input,
+    verify_input_of,
+)
 from sglang_hvd.step_clock import Phase, StepClock
 
 if TYPE_CHECKING:
@@ -94,22 +100,10 @@ class StepDrafts:
     ) -> HvdVerifyInput:
         """All drafts of the step, as the input of its verification."""
         self._num_steps_by_width[plan.width] += 1
-        nodes = self._cache_nodes(plan, batch.spec_info.bonus_tokens)
-        with self._clock.measure(Phase.BUILD):
-            is_model_node = kv_loc_plan = None
-            if model_trees is not None:
-                is_model_node = merge_eagle_trees(nodes, model_trees.trees, model_trees.rows)
-                kv_loc_plan = model_trees.kv_loc_plan
-            verify_input = build_verify_input(
-                nodes,
-                batch.seq_lens,
-                topk=self.topk,
-                num_cached=self._num_cached(batch, plan),
-                mask_mode=self._draft_worker.mask_mode,
-                verify_mask=self._target.attn_backend.verify_mask,
-                is_model_node=is_model_node,
-                kv_loc_plan=kv_loc_plan,
-            )
+        backend = self._target.attn_backend
+        place = MaskPlace(self._draft_worker.mask_mode, backend.verify_mask)
+        by = self._on_host if self._device == "cpu" else self._on_device
+        verify_input = by(batch, plan, model_trees, place)
         # A model tree branches; a model chain branches only in addition to a cache draft.
         cache_drafts, is_drafting = plan.drafts.drafts, plan.drafts.num_model_nodes > 0
         branch = is_drafting if self.topk > 1 else is_drafting & (cache_drafts.num_nodes > 0)
@@ -124,6 +118,61 @@ class StepDrafts:
             "num_steps_by_width": dict(self._num_steps_by_width),
             "num_drafts_by_steps": dict(sorted(self._num_drafts_by_steps.items())),
         }
+
+    def _on_host(
+        self,
+        batch: ScheduleBatch,
+        plan: StepPlan,
+        model_trees: ModelTrees | None,
+        place: MaskPlace,
+    ) -> HvdVerifyInput:
+        n, w = len(plan.held), plan.width
+        with self._clock.measure(Phase.BUILD):
+            buffer, num_cells = place.cells(n, w, self._num_cached(batch, plan))
+            mask = buffer
+            if mask is None:
+                mask = torch.empty(num_cells if place.is_full else n * w * w, dtype=torch.bool)
+            found = lay_out_drafts(
+                plan.drafts.drafts,
+                batch.spec_info.bonus_tokens.to(torch.int64),
+                batch.seq_lens.to(torch.int64),
+                w,
+                mask[:num_cells] if place.is_full else mask,
+                is_full_mask=place.is_full,
+                trees=None if model_trees is None else model_trees.trees,
+                rows=None if model_trees is None else model_trees.rows,
+            )
+            return verify_input_of(
+                found.nodes,
+                replace(found.layout, mask=mask),
+                found.slots,
+                topk=self.topk,
+                is_model_node=found.is_model_node,
+                kv_loc_plan=None if model_trees is None else model_trees.kv_loc_plan,
+            )
+
+    def _on_device(
+        self,
+        batch: ScheduleBatch,
+        plan: StepPlan,
+        model_trees: ModelTrees | None,
+        place: MaskPlace,
+    ) -> HvdVerifyInput:
+        nodes = self._cache_nodes(plan, batch.spec_info.bonus_tokens)
+        with self._clock.measure(Phase.BUILD):
+            is_model_node = kv_loc_plan = None
+            if model_trees is not None:
+                is_model_node = merge_eagle_trees(nodes, model_trees.trees, model_trees.rows)
+                kv_loc_plan = model_trees.kv_loc_plan
+            return build_verify_input(
+                nodes,
+                batch.seq_lens,
+                place,
+                topk=self.topk,
+                num_cached=self._num_cached(batch, plan),
+                is_model_node=is_model_node,
+                kv_loc_plan=kv_loc_plan,
+            )
 
     def _cache_nodes(self, plan: StepPlan, bonus_tokens: torch.Tensor) -> DraftNodes:
         """The cache drafts, and a bare root for every request without one."""

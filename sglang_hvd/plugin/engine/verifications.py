@@ -13,6 +13,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import PlanFence
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
+from sglang_hvd.step_clock import Stage, StepClock
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 class Verifications:
     """Runs the target model over all nodes of a step, and accepts what it agrees with."""
 
-    def __init__(self, worker: EAGLEWorkerV2, costs: ServedCosts) -> None:
-        self._worker, self._costs = worker, costs
+    def __init__(self, worker: EAGLEWorkerV2, costs: ServedCosts, clock: StepClock) -> None:
+        self._worker, self._costs, self._clock = worker, costs, clock
         self._fence = PlanFence.of(worker.device)
 
     def run(
@@ -48,6 +49,7 @@ class Verifications:
             with ExitStack() as until_verified:
 
                 def begin() -> None:
+                    self._clock.reach(Stage.LAUNCH)
                     self._fence.record()
                     timing = self._costs.time_verify(
                         len(batch.reqs), plan.width, num_context=plan.num_context

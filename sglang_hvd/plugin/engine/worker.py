@@ -62,7 +62,7 @@ from sglang_hvd.plugin.startup.supported import require_hooks
 from sglang_hvd.plugin.startup.token_strings import forget_tokenizer, token_strings
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
-from sglang_hvd.step_clock import StepClock
+from sglang_hvd.step_clock import Stage, StepClock
 from sglang_hvd.suffix_cache.orders import Order
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._planner = StepPlanner(drafter, held, launched, states.widths)
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
         self._run_ahead = RunAhead(held, launched, catch_up) if runs_ahead else None
-        self._verifications = Verifications(self, costs)
+        self._verifications = Verifications(self, costs, clock)
         self._node_sampler = NodeSampler(target)
         self._extend_fence = PlanFence.of(self.device)
 
@@ -223,6 +223,8 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._publish()
         result = self._decode(batch, ahead, on_publish, grammar_barrier)
         self._costs.end_step()
+        if self.device == "cpu":  # elsewhere they are on their way, see LaunchedSteps.commit
+            self._clock.know_tokens()
         # The step is launched: the cache indexes texts of a warm-up while the device works.
         self._served_cache.warm(is_idle=False)
         return result
@@ -249,6 +251,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             batch.seq_lens_cpu = torch.tensor(plan.cached_lens)
             batch.seq_lens_sum = sum(plan.cached_lens)
             assert self.device == "cuda" or batch.seq_lens.tolist() == plan.cached_lens
+        self._clock.reach(Stage.PLAN)
         # Draft with the model drafter, whose KV cache may have to catch up first, and lay out.
         with drafting(self._draft_worker), spec_stage_span("draft"):
             rows = self._catch_up.due_rows(batch.reqs, plan)
@@ -257,7 +260,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
                 self._catch_up.run(batch, plan, rows)
             self._states.use_width(plan.width)
             model_trees = self._step_drafts.draft(batch, plan)
+            self._clock.reach(Stage.DRAFT)
             verify_input = self._step_drafts.lay_out(batch, plan, model_trees)
+        self._clock.reach(Stage.LAYOUT)
         # Verify, and record what is accepted: its tokens start their way to the host.
         verify_input.sample = partial(self._node_sampler.sample, plan, batch)
         batch.spec_info = verify_input

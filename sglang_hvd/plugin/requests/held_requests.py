@@ -100,6 +100,10 @@ class HeldRequests:
         self._next_key = 0
         self._num_reporting = 0
         self._num_penalised = 0
+        self._num_with_output = 0
+        self.num_forgotten = 0  # requests so far
+        # The requests of the last step, by the ids of SGLang's objects, until one is forgotten.
+        self._of_last_step: tuple[list[int], list[HeldRequest]] | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -121,6 +125,11 @@ class HeldRequests:
     def has_penalised(self) -> bool:
         """Whether any of these requests has penalties."""
         return self._num_penalised > 0
+
+    @property
+    def has_output(self) -> bool:
+        """Whether any of these requests needs its output for the verification."""
+        return self._num_with_output > 0
 
     def find(self, req: Req) -> HeldRequest | None:
         """The request as the drafter knows it; None for a request that it does not know."""
@@ -154,11 +163,15 @@ class HeldRequests:
         """
         with self._clock.measure(Phase.COMMIT):
             self.drop_ended(reqs)
-            held = [self.find(req) or self._hold(req) for req in reqs]
-            if cached_lens is not None:
-                for i, (req, num_cached) in enumerate(zip(reqs, cached_lens, strict=True)):
-                    if held[i].num_tokens != num_cached + 1:
-                        held[i] = self._resynced(req, num_cached + 1)
+            ids = list(map(id, reqs))
+            if self._of_last_step is None or self._of_last_step[0] != ids:
+                self._of_last_step = ids, [self.find(req) or self._hold(req) for req in reqs]
+            held = self._of_last_step[1]
+            if cached_lens is not None and [h.num_tokens - 1 for h in held] != list(cached_lens):
+                held = [
+                    h if h.num_tokens == num_cached + 1 else self._resynced(req, num_cached + 1)
+                    for h, req, num_cached in zip(held, reqs, cached_lens, strict=True)
+                ]
         return held
 
     def _resynced(self, req: Req, num_tokens: int) -> HeldRequest:
@@ -231,11 +244,15 @@ class HeldRequests:
     def as_sampled(self, ids: npt.NDArray[np.integer[Any]]) -> TokenIds:
         """Tokens that SGLang's sampler gave. Where it met NaN they may be any number, and SGLang
         ends the request; the drafter sees 0 there."""
-        return np.where(self._are_tokens(ids), ids, 0).astype(np.int32)
+        are_tokens = self._are_tokens(ids)
+        if not are_tokens.all():
+            ids = np.where(are_tokens, ids, 0)
+        return ids.astype(np.int32, copy=False)
 
     def _are_tokens(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.bool_]:
         """Whether the vocabulary holds each."""
-        return (ids >= 0) & (ids < self._vocab_size)
+        # A negative id is a large one without its sign.
+        return ids.view(f"u{ids.itemsize}") < self._vocab_size
 
     def _hold(self, req: Req) -> HeldRequest:
         """Holds a request as SGLang has it now, and starts it in the drafter.
@@ -298,6 +315,7 @@ class HeldRequests:
         self._held[key] = held
         self._num_reporting += cycles is not None
         self._num_penalised += kind.penalties is not None
+        self._num_with_output += held.output_ids is not None
         mark_held(req, held)
         return held
 
@@ -310,6 +328,9 @@ class HeldRequests:
         del self._held[held.key]
         self._num_reporting -= held.cycles is not None
         self._num_penalised -= held.kind.penalties is not None
+        self._num_with_output -= held.output_ids is not None
+        self.num_forgotten += 1
+        self._of_last_step = None
 
 
 def _is_given_up(req: Req) -> bool:

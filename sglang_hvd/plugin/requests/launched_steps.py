@@ -37,6 +37,7 @@ class LaunchedStep:
     plan: None for a prefill, which commits one token of each request.
     is_plain: of a verification, whether it verifies one node for each request, so that each commits
         exactly one token. Of a prefill, whether the last verification before it was plain.
+    num_forgotten: HeldRequests.num_forgotten when it was launched.
     began_at: when it began, in seconds; None for a prefill.
     """
 
@@ -44,6 +45,7 @@ class LaunchedStep:
     copy: HostCopy
     plan: StepPlan | None
     is_plain: bool
+    num_forgotten: int
     began_at: float | None = None
 
     @property
@@ -107,6 +109,7 @@ class LaunchedSteps:
             copy=HostCopy([next_token_ids], self._stream),
             plan=None,
             is_plain=self._num_plain > 0,
+            num_forgotten=self._held.num_forgotten,
         )
         self._steps.append(step)
 
@@ -136,6 +139,7 @@ class LaunchedSteps:
             copy=copy,
             plan=plan,
             is_plain=plan.width == 1,
+            num_forgotten=self._held.num_forgotten,
             began_at=self._clock.began_at,
         )
         self._steps.append(step)
@@ -187,13 +191,20 @@ class LaunchedSteps:
         step = self._steps.popleft()
         self.plan_late(step)
         token_ids, *of_requests = step.copy.wait()
+        if self._stream is not None:
+            self._clock.know_tokens()
         ms = self._ms_of(step) if self._held.has_reporting else None
         with self._clock.measure(Phase.COMMIT):
-            rows = [row for row, h in enumerate(step.held) if h is not None and h in self._held]
-            if rows and step.plan is None:
+            rows = None
+            if step.plan is None or step.num_forgotten != self._held.num_forgotten:
+                rows = [row for row, h in enumerate(step.held) if h is not None and h in self._held]
+                if not rows:
+                    return
+            if step.plan is None:
+                assert rows is not None, "the rows of a prefill are looked up"
                 self._commit_prefill(step, rows, token_ids)
-            elif rows:
-                self._commit_cycles(step, ms, rows, token_ids, *of_requests)
+            else:
+                self._commit_cycles(step, step.plan, ms, rows, token_ids, *of_requests)
 
     def _ms_of(self, step: LaunchedStep) -> float | None:
         """The time of a step whose tokens have just arrived, see Cycle.ms."""
@@ -214,42 +225,60 @@ class LaunchedSteps:
     def _commit_cycles(
         self,
         step: LaunchedStep,
+        plan: StepPlan,
         ms: float | None,
-        rows: list[int],
+        rows: list[int] | None,
         token_ids: np.ndarray,
-        accept_lens: np.ndarray,
+        lengths: np.ndarray,
         num_model_accepted: np.ndarray | None = None,
     ) -> None:
-        plan = step.plan
-        assert plan is not None, "a prefill has no cycles"
-        held, sources = [plan.held[row] for row in rows], plan.drafts.sources
-        tokens = self._held.as_sampled(token_ids.reshape(-1, plan.width)[rows])
-        lengths = accept_lens[rows].astype(np.int32)
-        if num_model_accepted is None:
-            num_model_accepted = np.full(len(plan.held), -1, np.int32)
-        for place, (row, h, num_tokens) in enumerate(
-            zip(rows, held, lengths.tolist(), strict=True)
-        ):
-            if h.cycles is not None:
-                cycle = cycle_of(
-                    plan.drafts,
-                    row,
-                    tokens[place, :num_tokens].tolist(),
-                    int(num_model_accepted[row]),
-                    source=sources[row],
-                    at=h.num_tokens - h.num_prompt_tokens,
-                    width=plan.width,
-                    num_requests=len(plan.held),
-                    ms=ms,
-                    ran_ahead=plan.runs_ahead,
-                    tells_shared=self._held.report_cycles,
-                )
-                h.cycles.append(cycle.report())
-            h.num_tokens += num_tokens
-            if h.output_ids is not None:
-                h.output_ids.extend(tokens[place, :num_tokens].tolist())
-            self._figures.count_cycle(sources[row], num_tokens - 1)
-        outcomes = VerifyOutcomes(
-            tokens, lengths, lengths - 1, num_model_accepted[rows].astype(np.int32)
+        """rows: of the requests that are still held; None: all."""
+        held, tokens, sources = (
+            plan.held,
+            token_ids.reshape(-1, plan.width),
+            plan.drafts.source_sets,
         )
+        if num_model_accepted is None:
+            num_model_accepted = np.full(len(held), -1, np.int32)
+        if rows is not None:
+            held, tokens, lengths = [held[row] for row in rows], tokens[rows], lengths[rows]
+            sources, num_model_accepted = sources[rows], num_model_accepted[rows]
+        tokens, lengths = self._held.as_sampled(tokens), lengths.astype(np.int32)
+        outcomes = VerifyOutcomes(
+            tokens, lengths, lengths - 1, num_model_accepted.astype(np.int32, copy=False)
+        )
+        if self._held.has_reporting:
+            self._report(plan, ms, rows or range(len(held)), outcomes)
+        for h, num_tokens in zip(held, lengths.tolist(), strict=True):
+            h.num_tokens += num_tokens
+        if self._held.has_output:
+            for h, committed, num_tokens in zip(held, tokens, lengths, strict=True):
+                if h.output_ids is not None:
+                    h.output_ids.extend(committed[:num_tokens].tolist())
+        self._figures.count_cycles(sources, outcomes.num_accepted_drafts)
         self._drafter.commit([h.key for h in held], outcomes)
+
+    def _report(
+        self, plan: StepPlan, ms: float | None, rows: Sequence[int], outcomes: VerifyOutcomes
+    ) -> None:
+        """Keeps the cycles of the requests that report them. Row i of the outcomes belongs to row
+        rows[i] of the plan."""
+        sources = plan.drafts.sources
+        for place, row in enumerate(rows):
+            h, num_tokens = plan.held[row], int(outcomes.lengths[place])
+            if h.cycles is None:
+                continue
+            cycle = cycle_of(
+                plan.drafts,
+                row,
+                outcomes.token_ids[place, :num_tokens].tolist(),
+                int(outcomes.num_model_accepted[place]),
+                source=sources[row],
+                at=h.num_tokens - h.num_prompt_tokens,
+                width=plan.width,
+                num_requests=len(plan.held),
+                ms=ms,
+                ran_ahead=plan.runs_ahead,
+                tells_shared=self._held.report_cycles,
+            )
+            h.cycles.append(cycle.report())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_hvd.payoff import ModelFigures, OriginFigures
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter, Gauge
+    from prometheus_client import Counter, Gauge, Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,15 @@ class Metric:
     """One metric. Its name gets the prefix "sglang:hvd_"; Prometheus appends "_total" to a counter.
 
     labels: names of the labels.
-    merged: how the gauges of several processes become one; None for a counter.
+    merged: how the gauges of several processes become one; None for any other metric.
+    buckets: upper bounds of a histogram's buckets; None for any other metric.
     """
 
     name: str
     text: str
     labels: tuple[str, ...] = ()
     merged: Literal["livesum", "livemostrecent"] | None = None
+    buckets: tuple[float, ...] | None = None
 
 
 class Metrics:
@@ -35,28 +37,35 @@ class Metrics:
     """
 
     def __init__(self, table: tuple[Metric, ...]) -> None:
-        from prometheus_client import Counter, Gauge
+        from prometheus_client import Counter, Gauge, Histogram
 
-        self._metrics: dict[str, Counter | Gauge] = {}
+        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
         for row in table:
-            name = f"sglang:hvd_{row.name}"
-            self._metrics[row.name] = (
-                Counter(name, row.text, row.labels)
-                if row.merged is None
-                else Gauge(name, row.text, row.labels, multiprocess_mode=row.merged)
-            )
+            named = f"sglang:hvd_{row.name}", row.text, row.labels
+            if row.buckets is not None:
+                self._metrics[row.name] = Histogram(*named, buckets=row.buckets)
+            elif row.merged is not None:
+                self._metrics[row.name] = Gauge(*named, multiprocess_mode=row.merged)
+            else:
+                self._metrics[row.name] = Counter(*named)
         self._gauges = {row.name for row in table if row.merged is not None}
         self._totals: dict[Any, float] = {}
 
-    def publish(self, figures: Mapping[str, float | Mapping[Any, float | None] | None]) -> None:
+    def publish(
+        self, figures: Mapping[str, float | Mapping[Any, float | None] | Sequence[float] | None]
+    ) -> None:
         """Sets metrics, in some 50 microseconds.
 
         figures: for each name of a metric, its value, or its values by label or by tuple of labels.
             The value of a counter is its total; a total below the last one counts from zero. None:
-            a gauge without a value.
+            a gauge without a value. Of a histogram, the values since the last call.
         """
         for name, found in figures.items():
-            metric = self._metrics[name]
+            metric: Any = self._metrics[name]
+            if isinstance(found, Sequence):
+                for observed in found:
+                    metric.observe(observed)
+                continue
             if not isinstance(found, Mapping):
                 self._set(name, metric, found)
                 continue
@@ -79,6 +88,8 @@ class Metrics:
             metric.inc(gained)
         self._totals[metric] = value
 
+
+_GAP_SECONDS = (0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.01, 0.03, 0.1)
 
 # ServedFigures publishes these.
 SERVER_METRICS = (
@@ -103,6 +114,11 @@ SERVER_METRICS = (
         "host_seconds",
         "Time that the host spent in HVD's own code during the decode steps, by phase.",
         ("phase",),
+    ),
+    Metric(
+        "gap_seconds",
+        "Host time between a step's tokens and the next verification.",
+        buckets=_GAP_SECONDS,
     ),
     Metric(
         "resyncs", "Requests whose tracked tokens diverged from SGLang's and were indexed again."

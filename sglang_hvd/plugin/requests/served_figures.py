@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.requests.recording import RequestRecorder
@@ -33,15 +36,18 @@ class ServedFigures:
         self._recorder, self._metrics = recorder, metrics
         self._num_resyncs = 0
         self.num_steps_ahead = 0
-        self._num_cycles = dict.fromkeys(SOURCES.labels, 0)
-        self._num_accepted_drafts = dict.fromkeys(SOURCES.labels, 0)
+        # By set of sources.
+        self._num_cycles, self._num_accepted = np.zeros((2, len(SOURCES.labels)), np.int64)
         self.publish(0)
 
-    def count_cycle(self, source: str, num_accepted: int) -> None:
-        """Counts a request's cycle, by the label of the sources that it verified, and the tokens of
-        its draft that were accepted."""
-        self._num_cycles[source] += 1
-        self._num_accepted_drafts[source] += num_accepted
+    def count_cycles(
+        self, sources: npt.NDArray[np.uint8], num_accepted: npt.NDArray[np.int32]
+    ) -> None:
+        """Counts the cycles of a step, by the set of the sources that each verified, and the tokens
+        of their drafts that were accepted."""
+        num_sets = len(self._num_cycles)
+        self._num_cycles += np.bincount(sources, minlength=num_sets)
+        self._num_accepted += np.bincount(sources, num_accepted, num_sets).astype(np.int64)
 
     def count_resync(self) -> None:
         """Counts a request whose tracked tokens diverged from SGLang's and were indexed again."""
@@ -52,14 +58,15 @@ class ServedFigures:
         if self._metrics is None:
             return
         times, cache = self._clock.totals(), self._drafter.cache_stats()
-        figures: dict[str, float | Mapping[str, float]] = {
+        figures: dict[str, float | Mapping[str, float] | Sequence[float]] = {
             "num_requests": num_requests,
-            "cycles": self._num_cycles,
-            "accepted_drafts": self._num_accepted_drafts,
+            "cycles": _by_label(self._num_cycles),
+            "accepted_drafts": _by_label(self._num_accepted),
             "steps": times.num_steps,
             "steps_ahead": self.num_steps_ahead,
             "step_seconds": times.step,
             "host_seconds": {phase.value: spent for phase, spent in times.phases.items()},
+            "gap_seconds": self._clock.new_gaps(),
             "resyncs": self._num_resyncs,
             "cache_tokens": {
                 "request": cache.num_request_tokens,
@@ -83,8 +90,8 @@ class ServedFigures:
             "num_requests": num_requests,
             "num_resyncs": self._num_resyncs,
             "num_steps_ahead": self.num_steps_ahead,
-            "num_cycles": dict(self._num_cycles),
-            "num_accepted_drafts": dict(self._num_accepted_drafts),
+            "num_cycles": _by_label(self._num_cycles),
+            "num_accepted_drafts": _by_label(self._num_accepted),
             "num_request_tokens": cache.num_request_tokens,
             "num_shared_requests": cache.num_shared_requests,
             "num_shared_tokens": cache.num_shared_tokens,
@@ -95,3 +102,7 @@ class ServedFigures:
             "steps": self._clock.describe(),
             "recorder": asdict(self._recorder.stats()) if self._recorder is not None else None,
         }
+
+
+def _by_label(counts: npt.NDArray[np.int64]) -> dict[str, int]:
+    return dict(zip(SOURCES.labels, counts.tolist(), strict=True))

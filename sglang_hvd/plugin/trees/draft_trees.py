@@ -69,3 +69,17 @@ class VerifyLayout:
     next_token: torch.Tensor
     next_sibling: torch.Tensor
     mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HostLayout:
+    """The drafts of a batch, merged and laid out on the host.
+
+    slots: int64[n, w]; the slots, numbered across all requests.
+    is_model_node: bool[n, w]; the slots of the model drafter's tree; None if it did not draft.
+    """
+
+    nodes: DraftNodes
+    layout: VerifyLayout
+    slots: torch.Tensor
+    is_model_node: torch.Tensor | None

@@ -8,9 +8,62 @@ from __future__ import annotations
 
 import torch
 
-from sglang_hvd.plugin.trees._native import lay_out as _lay_out
-from sglang_hvd.plugin.trees._native import merge as _merge
-from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees
+from sglang_hvd._native import lay_out as _lay_out
+from sglang_hvd._native import lay_out_drafts as _lay_out_drafts
+from sglang_hvd._native import merge as _merge
+from sglang_hvd.plugin.trees.draft_trees import DraftNodes, EagleTrees, HostLayout, VerifyLayout
+from sglang_hvd.types import HostDrafts
+
+
+def lay_out_drafts(
+    drafts: HostDrafts,
+    roots: torch.Tensor,
+    seq_lens: torch.Tensor,
+    width: int,
+    mask: torch.Tensor,
+    *,
+    is_full_mask: bool,
+    trees: EagleTrees | None,
+    rows: torch.Tensor | None,
+) -> HostLayout:
+    """All drafts of a step as verify trees, in one native call. All tensors are on the host.
+
+    Args:
+        roots: int64[n]; the last committed tokens.
+        seq_lens: int64[n]; committed tokens in the KV cache.
+        mask: bool or uint8, written in place; all cells of a full mask are set first.
+        trees, rows: as in layout.merge_eagle_trees; trees is None if no drafter ran.
+    """
+    n = len(drafts)
+    planes = torch.empty((6, n, width), dtype=torch.int64)
+    num_used = torch.empty(n, dtype=torch.int64)
+    is_model_node = None if trees is None else torch.zeros((n, width), dtype=torch.bool)
+    _lay_out_drafts(
+        drafts.token_ids,
+        drafts.parents,
+        drafts.num_nodes,
+        roots.numpy(),
+        seq_lens.numpy(),
+        None if rows is None else rows.numpy(),
+        None if trees is None else trees.token_ids.contiguous().numpy(),
+        None if trees is None else trees.parent_list.contiguous().numpy(),
+        None if trees is None else trees.top_scores_index.contiguous().numpy(),
+        1 if trees is None else trees.topk,
+        None if trees is None or trees.ranks is None else trees.ranks.contiguous().numpy(),
+        None if trees is None else trees.num_kept.numpy(),
+        None if is_model_node is None else is_model_node.view(torch.uint8).numpy(),
+        planes.numpy(),
+        num_used.numpy(),
+        mask.view(torch.uint8).numpy(),
+        is_full_mask,
+    )
+    token_ids, parents, positions, next_token, next_sibling, slots = planes.unbind()
+    return HostLayout(
+        DraftNodes(token_ids, parents, num_used),
+        VerifyLayout(positions, next_token, next_sibling, mask),
+        slots,
+        is_model_node,
+    )
 
 
 def merge(nodes: DraftNodes, trees: EagleTrees, rows: torch.Tensor | None) -> torch.Tensor:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
-from sglang_hvd.plugin.trees.draft_trees import DraftNodes
+from sglang_hvd.plugin.trees.draft_trees import DraftNodes, VerifyLayout
 from sglang_hvd.plugin.trees.layout import lay_out
 
 if TYPE_CHECKING:
-    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
     from sglang.srt.layers.attention.verify_mask import VerifyMask
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -55,14 +55,43 @@ class HvdVerifyInput(EagleVerifyInput):
         return -1
 
 
+@dataclass(frozen=True, slots=True)
+class MaskPlace:
+    """Where the mask of a target's verifications is written.
+
+    mode: of the attention backend.
+    verify_mask: mask of that backend; None if it owns none.
+    """
+
+    mode: TreeMaskMode
+    verify_mask: VerifyMask | None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the mask has cells for the committed prefix."""
+        return self.mode == TreeMaskMode.FULL_MASK
+
+    def cells(self, n: int, w: int, num_cached: int) -> tuple[torch.Tensor | None, int]:
+        """The buffer to write into, None for a new one, and the number of cells of a full mask.
+
+        num_cached: tokens of all requests in the KV cache, or more.
+        """
+        buffer, num_cells = None, w * (num_cached + n * w)
+        if self.verify_mask is not None and self.verify_mask.fits(n):
+            buffer = self.verify_mask.buffer
+            # A captured batch is padded with requests of length 1; an empty row would become NaN.
+            num_cells += (self.verify_mask.max_bs - n) * w * (1 + w)
+            num_cells = min(num_cells, buffer.numel())
+        return buffer, num_cells
+
+
 def build_verify_input(
     nodes: DraftNodes,
     seq_lens: torch.Tensor,
+    place: MaskPlace,
     *,
     topk: int,
     num_cached: int,
-    mask_mode: TreeMaskMode,
-    verify_mask: VerifyMask | None,
     is_model_node: torch.Tensor | None = None,
     kv_loc_plan: KVLocPlan | None = None,
 ) -> HvdVerifyInput:
@@ -71,32 +100,40 @@ def build_verify_input(
     Args:
         seq_lens: int[n]; committed tokens in the KV cache.
         topk: the model drafter's topk.
-        num_cached: the sum of seq_lens, or more.
-        verify_mask: mask of the target's attention backend; None if it owns none.
+        num_cached: see MaskPlace.cells.
         is_model_node: see HvdVerifyInput.
         kv_loc_plan: plan of the KV window of these requests, if there is one already.
     """
     n, w = nodes.token_ids.shape
-    assert kv_loc_plan is None or kv_loc_plan.write_virtual.numel() == n * w, "another window"
-    buffer, num_cells = None, w * (num_cached + n * w)
-    if verify_mask is not None and verify_mask.fits(n):
-        buffer = verify_mask.buffer
-        # A captured batch is padded with requests of length 1; an empty row would become NaN.
-        num_cells += (verify_mask.max_bs - n) * w * (1 + w)
-        num_cells = min(num_cells, buffer.numel())
+    buffer, num_cells = place.cells(n, w, num_cached)
     layout = lay_out(
-        nodes,
-        seq_lens.to(torch.int64),
-        mode=mask_mode,
-        num_cells=num_cells,
-        buffer=buffer,
+        nodes, seq_lens.to(torch.int64), mode=place.mode, num_cells=num_cells, buffer=buffer
     )
+    slots = torch.arange(n * w, device=nodes.token_ids.device).view(n, w)
+    return verify_input_of(
+        nodes, layout, slots, topk=topk, is_model_node=is_model_node, kv_loc_plan=kv_loc_plan
+    )
+
+
+def verify_input_of(
+    nodes: DraftNodes,
+    layout: VerifyLayout,
+    slots: torch.Tensor,
+    *,
+    topk: int,
+    is_model_node: torch.Tensor | None,
+    kv_loc_plan: KVLocPlan | None,
+) -> HvdVerifyInput:
+    """SGLang's input of drafts that are laid out. slots: int64[n, w], numbered across all requests.
+    Other arguments as in build_verify_input."""
+    n, w = nodes.token_ids.shape
+    assert kv_loc_plan is None or kv_loc_plan.write_virtual.numel() == n * w, "another window"
     return HvdVerifyInput(
         # Contiguous, since SGLang's kernels refuse a column of a wider tensor.
         draft_token=nodes.token_ids.contiguous().view(-1),
         custom_mask=layout.mask,
         positions=layout.positions.reshape(-1),
-        retrieve_index=torch.arange(n * w, device=nodes.token_ids.device).view(n, w),
+        retrieve_index=slots,
         retrieve_next_token=layout.next_token,
         retrieve_next_sibling=layout.next_sibling,
         retrieve_cum_len=None,

@@ -14,14 +14,13 @@ recording, so they are moved to other places several times.
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from sglang_hvd.allocation import HostTrees
 from sglang_hvd.drafter import HybridDrafter, Proposals, TreePrediction
-from sglang_hvd.payoff import ModelAcceptance, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of, right_branch
 from sglang_hvd.replay.core.single_cycles import outcome_batch, single_plans
@@ -210,9 +209,9 @@ class BatchReplay:
             for row, request in enumerate(running)
         ]
         if "cache" in self._knows:
-            proposals = self._with_cache_labels(proposals, running, num_right)
+            self._label_cache(proposals, running, num_right)
         if "model" in self._knows:
-            proposals = self._with_model_labels(proposals, running)
+            self._label_model(proposals, running)
         num_context = sum(request.num_tokens for request in running)
         num_missing = [request.num_missing for request in running]
         is_ahead = self._is_ahead and not self._costs.ends_run(num_missing)
@@ -251,19 +250,21 @@ class BatchReplay:
                 self._start_next(request)
         return of_step
 
-    def _with_cache_labels(
+    def _label_cache(
         self, proposals: Proposals, running: Sequence[_Running], num_right: Sequence[int]
-    ) -> Proposals:
-        right = np.array(num_right)[:, None] > np.arange(MAX_DRAFT_LEN)
+    ) -> None:
+        """Writes what is right of the cache drafts in place of what is predicted."""
         predicted = proposals.predicted
         assert isinstance(predicted, TreePrediction), "only policy allocate can know drafts"
         for row, request in enumerate(running):
             rest = request.drawn.trace.output_ids[request.position :]
             _label(predicted.trees, row, rest, picks_nodes=self._picks_nodes)
-        prediction = Prediction(np.array(num_right, np.float32), right.astype(np.float32))
-        return replace(proposals, predicted=replace(predicted, prediction=prediction))
+        right = np.array(num_right)
+        predicted.prediction.accepted_lens[:] = right
+        predicted.chain_acceptance[:] = right[:, None] > np.arange(MAX_DRAFT_LEN)
 
-    def _with_model_labels(self, proposals: Proposals, running: Sequence[_Running]) -> Proposals:
+    def _label_model(self, proposals: Proposals, running: Sequence[_Running]) -> None:
+        """The same for the model drafter's drafts."""
         steps = np.arange(self._num_model_steps)
         reaches = np.array(
             [
@@ -277,8 +278,8 @@ class BatchReplay:
         )
         predicted = proposals.predicted
         assert isinstance(predicted, TreePrediction), "only policy allocate can know drafts"
-        predicted = replace(predicted, model_acceptance=ModelAcceptance(reaches, reaches))
-        return replace(proposals, predicted=predicted)
+        predicted.model_acceptance.of_all[:] = reaches
+        predicted.model_acceptance.if_cache_right[:] = reaches
 
 
 def _label(trees: HostTrees, row: int, text: TokenIds, *, picks_nodes: bool) -> None:

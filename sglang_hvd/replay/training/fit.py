@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from sglang_hvd._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.config import WORTH_LEN
-from sglang_hvd.payoff._native import NUM_BUCKETS, bucket_of
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
 from sglang_hvd.payoff.predictor import AcceptancePredictor, Kind
 from sglang_hvd.replay.core.training_rows import Lessons

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <ctime>
 #include <list>
 #include <memory>
@@ -165,6 +166,24 @@ public:
             look_up_tokens(*request.text,
                            draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
                            draft.evidence);
+        }
+    }
+
+    // The same into arrays. The width of the rows also limits the drafts.
+    void propose_rows(std::span<const Slot> slots, DraftShape shape, bool by_votes, bool with_evidence,
+                      std::span<const std::int32_t> max_nodes, const DraftRows& out) {
+        drafts_.resize(slots.size());
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            const std::size_t first = i * out.width;
+            drafts_[i] = {{out.token_ids + first, out.width}, {out.parents + first, out.width},
+                          {out.depths + first, out.width}, {out.probs + first, out.width}, 0, {}, {}};
+        }
+        propose(slots, shape, by_votes, with_evidence, max_nodes, drafts_);
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            out.num_nodes[i] = drafts_[i].num_nodes;
+            std::memcpy(out.matches + i * kMatchColumns, &drafts_[i].match, sizeof(Match));
+            if (with_evidence)
+                std::memcpy(out.evidence + i * kEvidenceColumns, &drafts_[i].evidence, sizeof(DraftEvidence));
         }
     }
 
@@ -519,6 +538,7 @@ private:
     CacheSettings settings_;
     VotesProposer votes_proposer_;
     PaperProposer paper_proposer_;
+    std::vector<Draft> drafts_;  // of propose_rows, kept for its memory
     BlockPool pool_;
 
     mutable std::atomic<bool> is_caller_waiting_ = false;

@@ -15,6 +15,7 @@ from sglang_hvd.plugin.engine import worker as worker_module
 from sglang_hvd.plugin.engine.worker import HvdWorker
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.step_planner import StepPlanner
+from sglang_hvd.step_clock import StepClock
 from sglang_hvd.types import DraftPlans
 
 VERIFY_INPUT: Any = SimpleNamespace(is_model_node=None, kv_loc_plan="a window")
@@ -67,6 +68,7 @@ def decode(
     patch.setattr(worker_module, "drafting", drafting)
     worker: Any = HvdWorker.__new__(HvdWorker)
     worker.device = "cpu"
+    worker._clock = StepClock()
     launched: Any = Part("launched", calls, num_plain_with=1)
     kind = SimpleNamespace(penalties=None)
     request = SimpleNamespace(key=7, num_tokens=11, cycles=None, kind=kind)

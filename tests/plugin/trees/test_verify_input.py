@@ -6,7 +6,7 @@ from sgl_kernel.demands import demand
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
-from sglang_hvd.plugin.trees.verify_input import build_verify_input
+from sglang_hvd.plugin.trees.verify_input import MaskPlace, build_verify_input
 
 
 @pytest.mark.parametrize("num_requests", [1, 3])
@@ -20,10 +20,9 @@ def test_it_is_what_the_cuda_kernels_take(num_requests: int, width: int) -> None
     found = build_verify_input(
         nodes,
         torch.full((num_requests,), 7),
+        MaskPlace(TreeMaskMode.QLEN_ONLY, None),
         topk=4,
         num_cached=7 * num_requests,
-        mask_mode=TreeMaskMode.QLEN_ONLY,
-        verify_mask=None,
     )
     demand(
         torch.int64,

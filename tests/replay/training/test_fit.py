@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from sglang_hvd._native import NUM_BUCKETS
 from sglang_hvd.payoff import POSITION_FEATURES
-from sglang_hvd.payoff._native import NUM_BUCKETS
 from sglang_hvd.payoff.predictor import AcceptancePredictor, Kind
 from sglang_hvd.replay.core.training_rows import Lessons, TrainingRows
 from sglang_hvd.replay.training.fit import JudgedTokens, TrainingSettings, train

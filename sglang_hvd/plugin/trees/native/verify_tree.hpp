@@ -2,6 +2,7 @@
 // same on a GPU.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -25,6 +26,23 @@ struct EagleTree {
     std::optional<std::span<const std::int64_t>> ranks;
     std::int64_t num_kept;
 };
+
+// A draft of a HostDrafts (types.py), and the last committed token.
+struct HostDraft {
+    std::span<const std::int32_t> token_ids, parents;
+    std::int64_t root;
+};
+
+// Writes a draft as a request's nodes. Slots that it does not use become 0.
+inline void write_nodes(const HostDraft& draft, std::span<std::int64_t> token_ids, std::span<std::int64_t> parents) {
+    std::fill(token_ids.begin(), token_ids.end(), 0);
+    std::fill(parents.begin(), parents.end(), 0);
+    token_ids[0] = draft.root;
+    for (std::size_t node = 0; node < draft.token_ids.size(); ++node) {
+        token_ids[node + 1] = draft.token_ids[node];
+        parents[node + 1] = draft.parents[node] + 1;
+    }
+}
 
 class TreeMerger {
 public:

@@ -5,12 +5,12 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "bindings.hpp"
 #include "bound_arrays.hpp"
 #include "cache_core.hpp"
 
@@ -28,31 +28,11 @@ void commit(CacheCore& core, std::span<const std::int32_t> slots, const Input<st
 
 void propose(CacheCore& core, std::span<const std::int32_t> slots, std::span<const std::int32_t> max_nodes,
              bool is_tree, bool by_votes, bool with_evidence, nb::handle batch) {
-    const std::size_t num_rows = slots.size();
-    require(max_nodes.size() == num_rows, "max_nodes needs one entry per request");
-    const auto token_ids = array_of<std::int32_t, 2>(batch, "token_ids", num_rows);
-    const std::size_t width = token_ids.shape(1);
-    const auto parents = array_of<std::int32_t, 2>(batch, "parents", num_rows, width);
-    const auto depths = array_of<std::int32_t, 2>(batch, "depths", num_rows, width);
-    const auto probs = array_of<float, 2>(batch, "probs", num_rows, width);
-    const auto lengths = array_of<std::int32_t, 1>(batch, "num_nodes", num_rows);
-    const auto matches = array_of<float, 2>(batch, "matches", num_rows, kMatchColumns);
-    const auto evidence = array_of<float, 2>(batch, "evidence", num_rows, kEvidenceColumns);
-    thread_local std::vector<Draft> reused;
-    std::vector<Draft>& drafts = reused;
-    drafts.resize(num_rows);
-    for (std::size_t i = 0; i < num_rows; ++i)
-        drafts[i] = {token_ids.row(i), parents.row(i), depths.row(i), probs.row(i), 0, {}, {}};
-    {
-        const nb::gil_scoped_release nogil;
-        core.propose(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, by_votes, with_evidence,
-                     max_nodes, drafts);
-    }
-    for (std::size_t i = 0; i < num_rows; ++i) {
-        lengths.data()[i] = drafts[i].num_nodes;
-        std::memcpy(matches.row(i).data(), &drafts[i].match, sizeof(Match));
-        if (with_evidence) std::memcpy(evidence.row(i).data(), &drafts[i].evidence, sizeof(DraftEvidence));
-    }
+    require(max_nodes.size() == slots.size(), "max_nodes needs one entry per request");
+    const DraftRows rows = rows_of(batch, slots.size());
+    const nb::gil_scoped_release nogil;
+    core.propose_rows(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, by_votes, with_evidence, max_nodes,
+                      rows);
 }
 
 template <typename T>
@@ -88,11 +68,8 @@ nb::list columns_of(std::span<const Column> columns) {
 }
 
 }  // namespace
-}  // namespace sglang_hvd
 
-NB_MODULE(_native, m) {
-    using namespace sglang_hvd;
-    nb::set_leak_warnings(false);  // an interpreter may end without freeing its objects
+void bind_suffix_cache(nb::module_& m) {
     using namespace nb::literals;
     using NoGil = nb::call_guard<nb::gil_scoped_release>;
     m.attr("MATCH_COLUMNS") = columns_of(kMatchNames);
@@ -141,3 +118,5 @@ NB_MODULE(_native, m) {
             return result;
         });
 }
+
+}  // namespace sglang_hvd

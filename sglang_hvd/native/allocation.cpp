@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "allocate.hpp"
+#include "allocation_arrays.hpp"
+#include "bindings.hpp"
 #include "bound_arrays.hpp"
 #include "host_trees.hpp"
 #include "pace.hpp"
@@ -146,33 +148,6 @@ private:
     Input<float, 3> model_probs_, model_probs_if_right_;
 };
 
-// The arrays of RowLimits (allocator.py).
-class LimitArrays {
-public:
-    LimitArrays(nb::handle limits, std::size_t num)
-        : are_fixed_(array_of<const bool, 1>(limits, "are_fixed", num)),
-          num_host_(array_of<const std::int32_t, 1>(limits, "num_host", num)),
-          num_model_(array_of<const std::int32_t, 1>(limits, "num_model", num)),
-          max_nodes_(array_of<const std::int32_t, 1>(limits, "max_nodes", num)) {}
-
-    RowLimits checked(Ints host_nodes, std::int32_t largest_model, std::int32_t widest) const {
-        const std::size_t num = host_nodes.size();
-        for (std::size_t i = 0; i < num; ++i) {
-            require(max_nodes_.data()[i] >= 0, "a limit is negative");
-            if (!are_fixed_.data()[i]) continue;
-            const auto of_host = num_host_.data()[i], of_model = num_model_.data()[i];
-            require(of_host >= 0 && of_host <= host_nodes[i], "a fixed host draft is longer than the draft");
-            require(of_model >= 0 && of_model <= largest_model, "a fixed model draft is larger than its sizes");
-            require(of_host + of_model < widest, "the widest verification has no room for fixed drafts");
-        }
-        return {{are_fixed_.data(), num}, {num_host_.data(), num}, {num_model_.data(), num}, {max_nodes_.data(), num}};
-    }
-
-private:
-    Input<bool, 1> are_fixed_;
-    Input<std::int32_t, 1> num_host_, num_model_, max_nodes_;
-};
-
 // What a batch is allocated from, checked.
 struct Batch {
     // limits: None or RowLimits.
@@ -219,70 +194,19 @@ bool wants_drafts(StepAllocator& allocator, Ints slots, nb::handle limits, nb::h
     return allocator.wants_drafts(slots, batch.rows, batch.prediction.values(), batch.costs);
 }
 
-// The arrays of HostTrees (host_trees.py). Row i belongs to request i.
-class TreeArrays {
-public:
-    TreeArrays(nb::handle trees, std::size_t num)
-        : num_nodes(array_of<std::int32_t, 1>(trees, "num_nodes", num)),
-          tokens_(array_of<std::int32_t, 2>(trees, "token_ids", num)),
-          parents_(array_of<std::int32_t, 2>(trees, "parents", num, room())),
-          depths_(array_of<std::int32_t, 2>(trees, "depths", num, room())),
-          probs_(array_of<float, 2>(trees, "probs", num, room())),
-          is_chain_(array_of<bool, 2>(trees, "is_chain", num, room())),
-          sources_(array_of<std::uint8_t, 2>(trees, "sources", num, room())) {
-        for (std::size_t i = 0; i < num; ++i)
-            require(num_nodes.data()[i] >= 0 && static_cast<std::size_t>(num_nodes.data()[i]) <= room(),
-                    "a tree is larger than its row");
+// The drafts of a DraftBatch, to be joined with others as trees.
+DraftRows drafts_of(nb::handle batch, std::size_t num) {
+    const DraftRows drafts = rows_of(batch, num);
+    require_lengths(drafts, num);
+    for (std::size_t i = 0; i < num; ++i) {
+        const TreeDraft tree = tree_of(drafts, i);
+        for (std::size_t node = 0; node < tree.tokens.size(); ++node)
+            require(tree.parents[node] >= -1 && tree.parents[node] < static_cast<std::int32_t>(node) &&
+                        tree.depths[node] >= 1,
+                    "a node stands after its parent");
     }
-
-    std::size_t room() const { return tokens_.shape(1); }
-
-    TreeRow row(std::size_t i) const {
-        return {tokens_.row(i), parents_.row(i), depths_.row(i), probs_.row(i), is_chain_.row(i), sources_.row(i)};
-    }
-
-    Output<std::int32_t, 1> num_nodes;
-
-private:
-    Output<std::int32_t, 2> tokens_, parents_, depths_;
-    Output<float, 2> probs_;
-    Output<bool, 2> is_chain_;
-    Output<std::uint8_t, 2> sources_;
-};
-
-// The drafts of a DraftBatch as trees, to be joined with others.
-class DraftArrays {
-public:
-    DraftArrays(nb::handle drafts, std::size_t num)
-        : tokens_(array_of<const std::int32_t, 2>(drafts, "token_ids", num)),
-          parents_(array_of<const std::int32_t, 2>(drafts, "parents", num, tokens_.shape(1))),
-          depths_(array_of<const std::int32_t, 2>(drafts, "depths", num, tokens_.shape(1))),
-          probs_(array_of<const float, 2>(drafts, "probs", num, tokens_.shape(1))),
-          num_nodes_(array_of<const std::int32_t, 1>(drafts, "num_nodes", num)) {
-        for (std::size_t i = 0; i < num; ++i) {
-            const auto nodes = num_nodes_.data()[i];
-            require(nodes >= 0 && static_cast<std::size_t>(nodes) <= tokens_.shape(1),
-                    "a draft is larger than its row");
-            for (std::size_t node = 0; node < size(i); ++node) {
-                const auto parent = parents_.row(i)[node];
-                require(parent >= -1 && parent < static_cast<std::int32_t>(node) && depths_.row(i)[node] >= 1,
-                        "a node stands after its parent");
-            }
-        }
-    }
-
-    TreeDraft row(std::size_t i) const {
-        return {tokens_.row(i).first(size(i)), parents_.row(i).first(size(i)), depths_.row(i).first(size(i)),
-                probs_.row(i).first(size(i))};
-    }
-
-private:
-    std::size_t size(std::size_t i) const { return static_cast<std::size_t>(num_nodes_.data()[i]); }
-
-    Input<std::int32_t, 2> tokens_, parents_, depths_;
-    Input<float, 2> probs_;
-    Input<std::int32_t, 1> num_nodes_;
-};
+    return drafts;
+}
 
 // See HostTrees in host_trees.py. Reuses what it allocates from call to call.
 class HostTreeJoiner {
@@ -298,25 +222,25 @@ public:
                         static_cast<std::size_t>(len) <= acceptance.shape(1),
                     "a chain is longer than its row");
         }
-        const DraftArrays votes(votes_batch, num);
-        const TreeArrays trees(host_trees, num);
+        const DraftRows votes = drafts_of(votes_batch, num);
+        const TreeRows trees = trees_of(host_trees, num);
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
             const auto len = static_cast<std::size_t>(chain_lens.data()[i]);
             const ChainDraft chain{chain_tokens.row(i).first(len), acceptance.row(i).data()};
-            trees.num_nodes.data()[i] =
-                static_cast<std::int32_t>(joiner_.join(chain, votes.row(i), source, trees.row(i)));
+            trees.num_nodes[i] =
+                static_cast<std::int32_t>(joiner_.join(chain, tree_of(votes, i), source, trees.row(i)));
         }
     }
 
     void add(std::size_t num, nb::handle batch, std::uint8_t source, nb::handle host_trees) {
-        const DraftArrays drafts(batch, num);
-        const TreeArrays trees(host_trees, num);
+        const DraftRows drafts = drafts_of(batch, num);
+        const TreeRows trees = trees_of(host_trees, num);
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
-            auto& num_nodes = trees.num_nodes.data()[i];
+            auto& num_nodes = trees.num_nodes[i];
             num_nodes = static_cast<std::int32_t>(
-                joiner_.add(trees.row(i), static_cast<std::size_t>(num_nodes), drafts.row(i), source));
+                joiner_.add(trees.row(i), static_cast<std::size_t>(num_nodes), tree_of(drafts, i), source));
         }
     }
 
@@ -326,7 +250,7 @@ public:
               std::span<std::uint8_t> source_sets, std::span<std::int32_t> chain_lens,
               std::span<float> chain_predicted) const {
         const std::size_t num = num_taken.size(), width = out_tokens.shape(1);
-        const TreeArrays trees(host_trees, num);
+        const TreeRows trees = trees_of(host_trees, num);
         const auto of_chains = array_of<const std::int32_t, 1>(chains, "num_nodes", num);
         require(acceptance.shape(0) >= num, "drafts need one row per request");
         require(out_tokens.shape(0) == num && out_parents.shape(0) == num && out_parents.shape(1) == width &&
@@ -334,11 +258,11 @@ public:
                     chain_predicted.size() == num,
                 "results need one row per request");
         for (std::size_t i = 0; i < num; ++i) {
-            require(num_taken[i] >= 0 && static_cast<std::size_t>(num_taken[i]) <= std::min(trees.room(), width),
+            require(num_taken[i] >= 0 && static_cast<std::size_t>(num_taken[i]) <= std::min(trees.width, width),
                     "a draft has fewer nodes");
             require(of_chains.data()[i] >= 0, "a chain has tokens or none");
         }
-        require(acceptance.shape(1) >= std::max(trees.room(), std::size_t{1}), "a chain may be longer than its row");
+        require(acceptance.shape(1) >= std::max(trees.width, std::size_t{1}), "a chain may be longer than its row");
         const nb::gil_scoped_release release;
         for (std::size_t i = 0; i < num; ++i) {
             const auto taken = static_cast<std::size_t>(num_taken[i]);
@@ -364,11 +288,8 @@ private:
 };
 
 }  // namespace
-}  // namespace sglang_hvd
 
-NB_MODULE(_native, m) {
-    using namespace sglang_hvd;
-    nb::set_leak_warnings(false);  // an interpreter may end before its objects do
+void bind_allocation(nb::module_& m) {
     nb::class_<HostTreeJoiner>(m, "HostTreeJoiner", "See host_trees.py, which names things.")
         .def(nb::init<>())
         .def("join", &HostTreeJoiner::join)
@@ -395,3 +316,5 @@ NB_MODULE(_native, m) {
         .def("wants_drafts", &wants_drafts, "slots"_a, "limits"_a.none(), "predicted"_a, "costs"_a,
              "context_ms"_a);
 }
+
+}  // namespace sglang_hvd

@@ -1,0 +1,353 @@
+// A decode step of a batch: the suffix cache, the predictors and the allocator one after the other, and what each
+// request verifies until its cycle is committed. tests/drafter/step_oracle.py does the same in Python.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "allocate.hpp"
+#include "cache_core.hpp"
+#include "calibration.hpp"
+#include "draft_layout.hpp"
+#include "host_trees.hpp"
+#include "model_predictor.hpp"
+#include "network.hpp"
+#include "predictions.hpp"
+#include "step_allocator.hpp"
+#include "tracker.hpp"
+
+namespace sglang_hvd {
+
+// What a step is decided from; see StepArrays in proposer.py. Row i belongs to request i of the batch.
+struct StepArrays {
+    DraftRows drafts, votes, branches;
+    std::int32_t* draft_lens = nullptr;
+    float *features = nullptr, *positions = nullptr;
+    float *accepted_lens = nullptr, *acceptance = nullptr, *tree_acceptance = nullptr;
+    float *model_lens = nullptr, *model_probs = nullptr, *model_probs_if_right = nullptr;
+    std::size_t num_sizes = 0, num_steps = 0;  // of model_probs: [requests][num_sizes][num_steps]
+    TreeRows trees;
+};
+
+// The requests of a step: their slots in the suffix cache, and those by which everything else knows them.
+struct StepSlots {
+    std::span<const std::int32_t> of_cache, of_rest;
+
+    std::size_t size() const { return of_cache.size(); }
+};
+
+// A drafter on the device. bit: of the source, as in SourceTable. sizes, odds: see model_predictor.py.
+struct DeviceSource {
+    ModelPredictor* predictor;
+    std::uint8_t bit;
+    std::vector<std::int32_t> sizes;
+    std::vector<double> odds;
+};
+
+// What a request verifies; see DraftPlans in types.py. drafter: bit of the source on the device.
+struct PlannedCycle {
+    std::uint8_t host_sources = 0, drafter = 0;
+    std::int32_t num_host = 0, num_model = 0, model_size = 0, model_steps = 0, chain_len = 0;
+    float chain_predicted = 0, model_predicted = 0;
+
+    std::size_t sources() const { return host_sources | (num_model > 0 ? drafter : std::uint8_t{0}); }
+};
+
+// The results of an allocation, by request. The first StepDrafts are those of the allocator. tokens, parents:
+// [requests][row].
+struct StepChoice {
+    StepDrafts drafts;
+    std::span<std::int32_t> chain_lens;
+    std::span<float> chain_predicted;
+    std::span<bool> are_trees;
+    std::span<std::uint8_t> host_sources;
+    std::int32_t *tokens, *parents;
+    std::size_t row;
+};
+
+// Of all requests of a step: places in BatchCosts, and the largest number of host nodes.
+struct ChosenShape {
+    StepShape shape;
+    std::int32_t drafter = 0, num_steps = 0;
+};
+
+// The committed tokens of a step: the first lengths[i] of row i. The numbers are those of VerifyOutcomes.
+struct Committed {
+    const std::int32_t* tokens;
+    std::size_t width;
+    std::span<const std::int32_t> lengths, num_accepted, num_model_accepted;
+
+    std::span<const std::int32_t> of(std::size_t row) const {
+        return {tokens + row * width, static_cast<std::size_t>(lengths[row])};
+    }
+};
+
+// Counts of a request; cycles and accepted drafts by set of sources.
+struct CycleCounts {
+    std::vector<std::int64_t> num_cycles, num_accepted;
+    std::int64_t num_target_tokens = 0;
+};
+
+class StepCore {
+public:
+    using Ints = std::span<const std::int32_t>;
+    using Seconds = std::array<double, 3>;  // to propose, to compute features, to predict
+
+    // tracker: null where no features are computed. allocator: null under policies that do not weigh costs.
+    // num_sets: sets of sources. cache_bit: the suffix cache as a source. asks_votes: the features also need
+    // the drafts of the votes.
+    StepCore(CacheCore& cache, Tracker* tracker, std::vector<DeviceSource> models, StepAllocator* allocator,
+             std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes)
+        : cache_(cache),
+          tracker_(tracker),
+          models_(std::move(models)),
+          allocator_(allocator),
+          num_sets_(num_sets),
+          cache_bit_(cache_bit),
+          asks_votes_(asks_votes) {}
+
+    // is_survival: the kind of the predictor. calibration: null if it is not corrected.
+    void use_predictor(Network* network, bool is_survival, Calibration* calibration) {
+        network_ = network;
+        is_survival_ = is_survival;
+        calibration_ = calibration;
+    }
+
+    // A new request has this slot in the cache.
+    void start(std::int32_t slot, std::int64_t num_tokens) {
+        Request& request = at_slot(requests_, slot);
+        request = {};
+        request.num_tokens = num_tokens;
+        request.counts.num_cycles.assign(num_sets_, 0);
+        request.counts.num_accepted.assign(num_sets_, 0);
+    }
+
+    // Tokens committed outside of a cycle.
+    void extend(std::int32_t slot, std::int64_t num_tokens, bool counts) {
+        of(slot).num_tokens += num_tokens;
+        if (counts) of(slot).counts.num_target_tokens += num_tokens;
+    }
+
+    std::int32_t largest_model_size() const { return allocator_->largest_size(0); }
+
+    bool has(std::int32_t slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < requests_.size(); }
+    std::int64_t num_tokens(std::int32_t slot) const { return of(slot).num_tokens; }
+    const CycleCounts& counts(std::int32_t slot) const { return of(slot).counts; }
+    bool is_planned(std::int32_t slot) const { return of(slot).is_planned; }
+
+    // Cache drafts, their features, and what is predicted of them and of the drafts of the device.
+    // max_branches: nodes of the drafts that may branch; empty: there are none.
+    Seconds propose(const StepSlots& slots, Ints max_chains, Ints max_branches, const StepArrays& out) {
+        const std::size_t num = slots.size();
+        const auto began = Clock::now();
+        const bool is_read = tracker_ != nullptr;
+        cache_.propose_rows(slots.of_cache, DraftShape::kChain, false, is_read, max_chains, out.drafts);
+        if (asks_votes_) cache_.propose_rows(slots.of_cache, DraftShape::kChain, true, is_read, max_chains, out.votes);
+        if (!max_branches.empty())
+            cache_.propose_rows(slots.of_cache, DraftShape::kTree, false, false, max_branches, out.branches);
+        const auto proposed = Clock::now();
+        if (!is_read) return {seconds(began, proposed), 0, 0};
+        tracker_->write(slots.of_rest, out.drafts, asks_votes_ ? out.votes : out.drafts, out.features, out.positions);
+        for (std::size_t i = 0; i < num; ++i) out.draft_lens[i] = std::min(out.drafts.num_nodes[i], kMaxDepth);
+        const auto described = Clock::now();
+        if (network_ != nullptr) predict(slots.of_rest, out);
+        return {seconds(began, proposed), seconds(proposed, described), seconds(described, Clock::now())};
+    }
+
+    // Policy allocate: the drafts that make most progress in their time. Their cycles begin.
+    // context: milliseconds for 1,000 tokens in the KV caches.
+    ChosenShape allocate(const StepSlots& slots, const RowLimits& limits, const StepArrays& arrays,
+                         const BatchCosts& of_batch, double context, bool next_waits, const StepChoice& out) {
+        const BatchCosts costs = with_context(slots, of_batch, context);
+        const StepShape shape =
+            allocator_->allocate(slots.of_rest, limits, prediction(slots, arrays), costs, next_waits, out.drafts);
+        const Round& round = costs.rounds[shape.round];
+        const std::uint8_t drafter = models_[static_cast<std::size_t>(round.drafter)].bit;
+        const auto width = static_cast<std::size_t>(shape.max_host);
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            const auto taken = static_cast<std::size_t>(out.drafts.num_host[i]);
+            const TreeRow tree = arrays.trees.row(i);
+            const PartOfTree part =
+                measure(tree.is_chain.first(taken), tree.sources.first(taken), arrays.acceptance + i * kMaxDepth,
+                        arrays.drafts.length(i));
+            out.are_trees[i] = part.is_tree;
+            out.host_sources[i] = part.sources;
+            out.chain_lens[i] = static_cast<std::int32_t>(part.chain_len);
+            out.chain_predicted[i] = static_cast<float>(part.chain_predicted);
+            write_row(tree.tokens.first(taken), out.tokens + i * out.row, width);
+            write_row(tree.parents.first(taken), out.parents + i * out.row, width);
+            begin(slots.of_cache[i],
+                  {part.sources, drafter, out.drafts.num_host[i], out.drafts.num_model[i], out.drafts.model_size[i],
+                   round.num_steps, out.chain_lens[i], out.chain_predicted[i], out.drafts.model_predicted[i]});
+        }
+        return {shape, round.drafter, round.num_steps};
+    }
+
+    // In place of allocate for a step that was launched without drafts; see StepAllocator.
+    bool wants_drafts(const StepSlots& slots, const RowLimits& limits, const StepArrays& arrays,
+                      const BatchCosts& of_batch, double context) {
+        for (const auto slot : slots.of_cache) begin(slot, {});
+        const BatchCosts costs = with_context(slots, of_batch, context);
+        return allocator_->wants_drafts(slots.of_rest, limits, prediction(slots, arrays), costs);
+    }
+
+    // The cycle of the request in this slot of the cache begins.
+    void begin(std::int32_t slot, const PlannedCycle& cycle) {
+        of(slot).cycle = cycle;
+        of(slot).is_planned = true;
+    }
+
+    // Commits what the planned cycles gave. teaches: by request, whether the predictors learn from it; empty:
+    // they learn from all. Returns the fallbacks that changed. If it throws std::invalid_argument, nothing has
+    // changed.
+    std::vector<FallbackChange> commit(const StepSlots& slots, std::span<const bool> teaches,
+                                       const Committed& committed) {
+        const std::size_t num = slots.size();
+        cache_.commit(slots.of_cache, committed.tokens, committed.width, committed.lengths);
+        std::vector<FallbackChange> changes;
+        if (tracker_ != nullptr) changes = observe(slots, teaches, committed);
+        for (std::size_t i = 0; i < num; ++i) {
+            Request& request = of(slots.of_cache[i]);
+            const std::size_t sources = request.cycle.sources();
+            const std::int32_t num_accepted = committed.num_accepted[i];
+            ++request.counts.num_cycles[sources];
+            request.counts.num_accepted[sources] += num_accepted;
+            request.counts.num_target_tokens += committed.lengths[i] - num_accepted;
+            request.num_tokens += committed.lengths[i];
+            request.is_planned = false;
+        }
+        return changes;
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    struct Request {
+        std::int64_t num_tokens = 0;
+        CycleCounts counts;
+        PlannedCycle cycle;
+        bool is_planned = false;
+    };
+
+    static double seconds(Clock::time_point from, Clock::time_point to) {
+        return std::chrono::duration<double>(to - from).count();
+    }
+
+    static void write_row(Ints from, std::int32_t* to, std::size_t width) {
+        std::fill(std::copy(from.begin(), from.end(), to), to + width, 0);
+    }
+
+    Request& of(std::int32_t slot) { return requests_[static_cast<std::size_t>(slot)]; }
+    const Request& of(std::int32_t slot) const { return requests_[static_cast<std::size_t>(slot)]; }
+
+    void predict(Ints slots, const StepArrays& out) {
+        const std::size_t num = slots.size();
+        float* acceptance = is_survival_ ? out.acceptance : nullptr;
+        if (is_survival_) {
+            predict_acceptance(*network_, out.features, kNumDraftFeatures, out.positions, {out.draft_lens, num},
+                               out.accepted_lens, acceptance);
+        } else {
+            predict_lens(*network_, out.features, kNumDraftFeatures, {out.accepted_lens, num});
+        }
+        if (calibration_ != nullptr) correct_all(*calibration_, slots, out.drafts, out.accepted_lens, acceptance);
+        if (allocator_ == nullptr) {
+            predict_model(*models_.front().predictor, slots, out.drafts, acceptance, out.model_lens);
+            return;
+        }
+        write_tree_acceptance(num, out);
+        std::size_t first = 0;
+        for (const DeviceSource& model : models_) {
+            predict_model(*model.predictor, slots, out.drafts, out.tree_acceptance, out.model_lens);
+            predict_model_sizes(*model.predictor, slots, out.drafts, out.tree_acceptance, model.sizes, model.odds,
+                                model.predictor->num_steps(),
+                                {out.model_probs + first, out.model_probs_if_right + first,
+                                 out.num_sizes * out.num_steps, out.num_steps});
+            first += model.sizes.size() * out.num_steps;
+        }
+        for (std::size_t i = 0; i < num; ++i) {
+            const ChainDraft chain{out.drafts.tokens(i), out.tree_acceptance + i * kMaxDepth};
+            out.trees.num_nodes[i] = static_cast<std::int32_t>(
+                joiner_.join(chain, tree_of(out.branches, i), cache_bit_, out.trees.row(i)));
+        }
+    }
+
+    // The acceptance of chains for the allocator: the predictor's, or the suffix cache's own of origins for which
+    // the predictor is in fallback.
+    void write_tree_acceptance(std::size_t num, const StepArrays& out) const {
+        std::copy_n(out.acceptance, num * kMaxDepth, out.tree_acceptance);
+        if (calibration_ == nullptr) return;
+        const auto longest = std::min<std::size_t>(out.drafts.width, kMaxDepth);
+        for (std::size_t i = 0; i < num; ++i) {
+            const std::size_t len = out.drafts.length(i);
+            const int origin = len > 0 ? static_cast<int>(out.drafts.match(i).origin) : 0;
+            if (!calibration_->of(origin).is_fallback()) continue;
+            const float* const probs = out.drafts.probs + i * out.drafts.width;
+            for (std::size_t j = 0; j < longest; ++j)
+                out.tree_acceptance[i * kMaxDepth + j] = j < len ? probs[j] : 0;
+        }
+    }
+
+    static BatchPrediction prediction(const StepSlots& slots, const StepArrays& arrays) {
+        return {arrays.trees.width, arrays.trees.probs, arrays.trees.depths, {arrays.trees.num_nodes, slots.size()},
+                arrays.num_steps,   arrays.model_probs, arrays.model_probs_if_right};
+    }
+
+    BatchCosts with_context(const StepSlots& slots, const BatchCosts& of_batch, double context) const {
+        std::int64_t num_tokens = 0;
+        for (const auto slot : slots.of_cache) num_tokens += of(slot).num_tokens;
+        return of_batch.with_context(context * static_cast<double>(num_tokens) / 1000);
+    }
+
+    std::vector<FallbackChange> observe(const StepSlots& slots, std::span<const bool> teaches,
+                                        const Committed& committed) {
+        const std::size_t num = slots.size();
+        const auto is_told = [&](std::size_t i) { return teaches.empty() || teaches[i]; };
+        chain_accepted_.resize(num);
+        for (std::size_t i = 0; i < num; ++i)
+            chain_accepted_[i] =
+                tracker_->commit(slots.of_rest[i], committed.of(i), of(slots.of_cache[i]).cycle.chain_len);
+        for (const DeviceSource& model : models_) {
+            for (std::size_t i = 0; i < num; ++i) {
+                const PlannedCycle& cycle = of(slots.of_cache[i]).cycle;
+                if (!is_told(i) || cycle.num_model == 0 || cycle.drafter != model.bit) continue;
+                const auto accepted = cycle.num_host > 0 ? committed.num_model_accepted[i] : committed.num_accepted[i];
+                if (accepted < 0) continue;
+                model.predictor->observe(slots.of_rest[i], committed.of(i),
+                                         {accepted, cycle.model_size, cycle.model_steps, cycle.model_predicted});
+            }
+        }
+        std::vector<FallbackChange> changes;
+        for (std::size_t i = 0; calibration_ != nullptr && i < num; ++i) {
+            if (!is_told(i)) continue;
+            const PlannedCycle& cycle = of(slots.of_cache[i]).cycle;
+            std::optional<VerifiedCacheDraft> verified;
+            if (cycle.chain_len > 0) verified = {chain_accepted_[i], cycle.chain_len, cycle.chain_predicted};
+            if (const auto change = calibration_->observe(slots.of_rest[i], committed.of(i), verified))
+                changes.push_back(*change);
+        }
+        if (allocator_ != nullptr) allocator_->see_tokens(slots.of_rest, committed.lengths);
+        return changes;
+    }
+
+    CacheCore& cache_;
+    Tracker* tracker_;
+    std::vector<DeviceSource> models_;
+    StepAllocator* allocator_;
+    std::size_t num_sets_;
+    std::uint8_t cache_bit_;
+    bool asks_votes_, is_survival_ = false;
+    Network* network_ = nullptr;
+    Calibration* calibration_ = nullptr;
+    TreeJoiner joiner_;
+    std::vector<Request> requests_;  // by slot in the cache
+    std::vector<int> chain_accepted_;
+};
+
+}  // namespace sglang_hvd

@@ -1,0 +1,258 @@
+// The Python bindings of the drafter's step. Conversions and checks of shapes only.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "allocation_arrays.hpp"
+#include "bindings.hpp"
+#include "bound_arrays.hpp"
+#include "step_core.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace sglang_hvd {
+namespace {
+
+using Ints = std::span<const std::int32_t>;
+// Predictor, bit, sizes and odds of each source on the device.
+using Models = std::vector<std::tuple<nb::object, std::uint8_t, std::vector<std::int32_t>, std::vector<double>>>;
+
+// See StepArrays in proposer.py: arrays that live as long as its object, which this keeps.
+struct BoundArrays {
+    explicit BoundArrays(nb::object given) : owner(std::move(given)) {
+        const auto lens = array_of<std::int32_t, 1>(owner, "draft_lens", 0);
+        num_rows = lens.shape(0);
+        arrays.draft_lens = lens.data();
+        arrays.drafts = rows_of(owner.attr("drafts"), num_rows);
+        arrays.votes = rows_of(owner.attr("votes"), num_rows);
+        arrays.branches = rows_of(owner.attr("branches"), num_rows);
+        arrays.features = array_of<float, 2>(owner, "features", num_rows, kNumDraftFeatures).data();
+        const auto positions = array_of<float, 3>(owner, "positions", num_rows, kNumPositionFeatures);
+        require(positions.shape(2) == kMaxDepth, "positions need 64 entries of each feature");
+        arrays.positions = positions.data();
+        arrays.accepted_lens = array_of<float, 1>(owner, "accepted_lens", num_rows).data();
+        arrays.acceptance = array_of<float, 2>(owner, "acceptance", num_rows, kMaxDepth).data();
+        arrays.tree_acceptance = array_of<float, 2>(owner, "tree_acceptance", num_rows, kMaxDepth).data();
+        arrays.model_lens = array_of<float, 1>(owner, "model_lens", num_rows).data();
+        const auto probs = array_of<float, 3>(owner, "model_probs", num_rows);
+        arrays.num_sizes = probs.shape(1);
+        arrays.num_steps = probs.shape(2);
+        arrays.model_probs = probs.data();
+        const auto if_right = array_of<float, 3>(owner, "model_probs_if_right", num_rows, arrays.num_sizes);
+        require(if_right.shape(2) == arrays.num_steps, "both kinds of acceptance have one shape");
+        arrays.model_probs_if_right = if_right.data();
+        arrays.trees = trees_of(owner.attr("trees"), num_rows);
+    }
+
+    nb::object owner;
+    std::size_t num_rows = 0;
+    StepArrays arrays;
+};
+
+class BoundCore {
+public:
+    BoundCore(nb::object cache, nb::object tracker, const Models& models, nb::object allocator,
+              std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes)
+        : core_(nb::cast<CacheCore&>(cache), pointer<Tracker>(tracker), sources_of(models),
+                pointer<StepAllocator>(allocator), num_sets, cache_bit, asks_votes),
+          kept_{std::move(cache), std::move(tracker), std::move(allocator)} {
+        for (const auto& model : models) kept_.push_back(std::get<0>(model));
+    }
+
+    void use_predictor(nb::object network, bool is_survival, nb::object calibration) {
+        auto* const found = pointer<Network>(network);
+        core_.use_predictor(found, is_survival, pointer<Calibration>(calibration));
+        predictor_ = {std::move(network), std::move(calibration)};
+    }
+
+    void use_arrays(nb::object arrays) { arrays_.emplace(std::move(arrays)); }
+
+    void start(std::int32_t slot, std::int64_t num_tokens) { core_.start(slot, num_tokens); }
+    void extend(std::int32_t slot, std::int64_t num_tokens, bool counts) {
+        require_started({&slot, 1});
+        core_.extend(slot, num_tokens, counts);
+    }
+    std::int64_t num_tokens(std::int32_t slot) const {
+        require_started({&slot, 1});
+        return core_.num_tokens(slot);
+    }
+    std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::int64_t> counts(std::int32_t slot) const {
+        require_started({&slot, 1});
+        const CycleCounts& found = core_.counts(slot);
+        return {found.num_cycles, found.num_accepted, found.num_target_tokens};
+    }
+
+    std::tuple<double, double, double> propose(Ints of_cache, Ints of_rest, Ints max_chains,
+                                               std::optional<Ints> max_branches) {
+        const StepSlots slots = checked(of_cache, of_rest);
+        require(max_chains.size() == slots.size() && (!max_branches || max_branches->size() == slots.size()),
+                "each request needs its limits");
+        const nb::gil_scoped_release release;
+        const auto [propose, features, predict] =
+            core_.propose(slots, max_chains, max_branches.value_or(Ints{}), arrays_->arrays);
+        return {propose, features, predict};
+    }
+
+    // ints: num_host, num_model, model_size and chain_lens. floats: model_predicted and chain_predicted. bytes:
+    // are_trees and host_sources. nodes: tokens and parents. Returns place of the drafter, its steps, and the
+    // largest number of host nodes.
+    std::tuple<std::int32_t, std::int32_t, std::int32_t> allocate(
+        Ints of_cache, Ints of_rest, nb::handle limits, const BatchCosts& of_batch, double context, bool next_waits,
+        const Output<std::int32_t, 2>& ints, const Output<float, 2>& floats, const Output<std::uint8_t, 2>& bytes,
+        const Output<std::int32_t, 3>& nodes) {
+        const Allocated of(*this, of_cache, of_rest, limits, of_batch);
+        const std::size_t num = of.slots.size(), room = arrays_->arrays.trees.width;
+        require(ints.shape(0) == 4 && ints.shape(1) == num && floats.shape(0) == 2 && floats.shape(1) == num &&
+                    bytes.shape(0) == 2 && bytes.shape(1) == num && nodes.shape(0) == 2 && nodes.shape(1) == num &&
+                    nodes.shape(2) == room,
+                "results need one row per request");
+        auto* const flags = reinterpret_cast<bool*>(bytes.row(0).data());
+        const StepChoice out{{ints.row(0), ints.row(1), ints.row(2), floats.row(0)},
+                             ints.row(3),
+                             floats.row(1),
+                             {flags, num},
+                             bytes.row(1),
+                             nodes.row(0).data(),
+                             nodes.row(1).data(),
+                             room};
+        const nb::gil_scoped_release release;
+        const ChosenShape found =
+            core_.allocate(of.slots, of.limits, arrays_->arrays, of_batch, context, next_waits, out);
+        return {found.drafter, found.num_steps, found.shape.max_host};
+    }
+
+    bool wants_drafts(Ints of_cache, Ints of_rest, nb::handle limits, const BatchCosts& of_batch, double context) {
+        const Allocated of(*this, of_cache, of_rest, limits, of_batch);
+        const nb::gil_scoped_release release;
+        return core_.wants_drafts(of.slots, of.limits, arrays_->arrays, of_batch, context);
+    }
+
+    // The cycles of a batch begin. plans: DraftPlans.
+    void begin(Ints of_cache, nb::handle plans) {
+        const std::size_t num = of_cache.size();
+        require_started(of_cache);
+        const auto host_sources = array_of<const std::uint8_t, 1>(plans, "host_sources", num);
+        const auto num_host = array_of<const std::int32_t, 1>(plans.attr("drafts"), "num_nodes", num);
+        const auto num_model = array_of<const std::int32_t, 1>(plans, "num_model_nodes", num);
+        const auto sizes = array_of<const std::int32_t, 1>(plans, "model_sizes", num);
+        const auto steps = array_of<const std::int32_t, 1>(plans, "model_steps", num);
+        const auto chain_lens = array_of<const std::int32_t, 1>(plans, "chain_lens", num);
+        const auto chain_predicted = array_of<const float, 1>(plans, "chain_predicted", num);
+        const auto model_predicted = array_of<const float, 1>(plans, "model_predicted", num);
+        const auto drafter = nb::cast<std::uint8_t>(plans.attr("drafter"));
+        for (std::size_t i = 0; i < num; ++i)
+            core_.begin(of_cache[i], {host_sources.data()[i], drafter, num_host.data()[i], num_model.data()[i],
+                                      sizes.data()[i], steps.data()[i], chain_lens.data()[i],
+                                      chain_predicted.data()[i], model_predicted.data()[i]});
+    }
+
+    bool are_planned(Ints of_cache) const {
+        require_started(of_cache);
+        for (const auto slot : of_cache)
+            if (!core_.is_planned(slot)) return false;
+        return true;
+    }
+
+    // Returns the fallbacks that changed, as Calibration.observe does.
+    std::vector<std::tuple<int, bool, double, double>> commit(
+        Ints of_cache, Ints of_rest, std::optional<std::span<const bool>> teaches,
+        const Input<std::int32_t, 2>& token_ids, Ints lengths, Ints num_accepted, Ints num_model_accepted) {
+        const StepSlots slots = checked(of_cache, of_rest, false);
+        const std::size_t num = slots.size();
+        require(token_ids.shape(0) == num && lengths.size() == num && num_accepted.size() == num &&
+                    num_model_accepted.size() == num && (!teaches || teaches->size() == num),
+                "committed tokens need one row and one length per request");
+        std::vector<std::tuple<int, bool, double, double>> changes;
+        const nb::gil_scoped_release release;
+        const Committed committed{token_ids.data(), token_ids.shape(1), lengths, num_accepted, num_model_accepted};
+        for (const FallbackChange& change : core_.commit(slots, teaches.value_or(std::span<const bool>{}), committed))
+            changes.emplace_back(change.origin, change.is_fallback, change.mean_predicted, change.mean_accepted);
+        return changes;
+    }
+
+private:
+    template <typename T>
+    static T* pointer(const nb::object& given) {
+        return given.is_none() ? nullptr : nb::cast<T*>(given);
+    }
+
+    static std::vector<DeviceSource> sources_of(const Models& models) {
+        std::vector<DeviceSource> sources;
+        for (const auto& [predictor, bit, sizes, odds] : models) {
+            require(sizes.size() == odds.size(), "odds need one entry per size");
+            sources.push_back({nb::cast<ModelPredictor*>(predictor), bit, sizes, odds});
+        }
+        return sources;
+    }
+
+    void require_started(Ints of_cache) const {
+        for (const auto slot : of_cache) require(core_.has(slot), "a slot was not started");
+    }
+
+    // in_arrays: the batch is described by the arrays.
+    StepSlots checked(Ints of_cache, Ints of_rest, bool in_arrays = true) const {
+        require(of_cache.size() == of_rest.size(), "each request has both slots");
+        require(!in_arrays || (arrays_ && of_cache.size() <= arrays_->num_rows),
+                "the arrays have fewer rows than there are requests");
+        require_started(of_cache);
+        return {of_cache, of_rest};
+    }
+
+    // What a batch is allocated from, checked.
+    struct Allocated {
+        Allocated(const BoundCore& bound, Ints of_cache, Ints of_rest, nb::handle given, const BatchCosts& costs)
+            : slots(bound.checked(of_cache, of_rest)) {
+            require(costs.num_requests() == slots.size(), "the costs are of another batch size");
+            if (given.is_none()) return;
+            limit_arrays.emplace(given, slots.size());
+            const StepArrays& arrays = bound.arrays_->arrays;
+            limits = limit_arrays->checked({arrays.trees.num_nodes, slots.size()},
+                                           bound.core_.largest_model_size(), costs.widths.back());
+        }
+
+        StepSlots slots;
+        std::optional<LimitArrays> limit_arrays;
+        RowLimits limits;
+    };
+
+    StepCore core_;
+    std::vector<nb::object> kept_;
+    std::pair<nb::object, nb::object> predictor_;
+    std::optional<BoundArrays> arrays_;
+};
+
+}  // namespace
+
+void bind_drafter(nb::module_& m) {
+    nb::class_<BoundCore>(m, "StepCore", "See step_core.hpp.")
+        .def(nb::init<nb::object, nb::object, const Models&, nb::object, std::size_t, std::uint8_t, bool>(),
+             "cache"_a, "tracker"_a.none(), "models"_a, "allocator"_a.none(), "num_sets"_a, "cache_bit"_a,
+             "asks_votes"_a)
+        .def("use_predictor", &BoundCore::use_predictor, "network"_a.none(), "is_survival"_a, "calibration"_a.none())
+        .def("use_arrays", &BoundCore::use_arrays)
+        .def("start", &BoundCore::start)
+        .def("extend", &BoundCore::extend)
+        .def("num_tokens", &BoundCore::num_tokens)
+        .def("counts", &BoundCore::counts)
+        .def("propose", &BoundCore::propose, "of_cache"_a, "of_rest"_a, "max_chains"_a, "max_branches"_a.none())
+        .def("allocate", &BoundCore::allocate, "of_cache"_a, "of_rest"_a, "limits"_a.none(), "costs"_a, "context"_a,
+             "next_waits"_a, "ints"_a, "floats"_a, "bytes"_a, "nodes"_a)
+        .def("wants_drafts", &BoundCore::wants_drafts, "of_cache"_a, "of_rest"_a, "limits"_a.none(), "costs"_a,
+             "context"_a)
+        .def("begin", &BoundCore::begin)
+        .def("are_planned", &BoundCore::are_planned)
+        .def("commit", &BoundCore::commit, "of_cache"_a, "of_rest"_a, "teaches"_a.none(), "token_ids"_a, "lengths"_a,
+             "num_accepted"_a, "num_model_accepted"_a);
+}
+
+}  // namespace sglang_hvd

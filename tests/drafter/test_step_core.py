@@ -1,0 +1,145 @@
+"""The native step against its oracle, over random steps, bit for bit."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from sglang_hvd.allocation import DrafterChoices, StepAllocator
+from sglang_hvd.config import HvdConfig
+from sglang_hvd.costs import StepCosts
+from sglang_hvd.drafter import HybridDrafter
+from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import SOURCES, DraftLimits, DraftPlans, VerifyOutcomes
+from tests.drafter.step_oracle import OracleDrafter
+from tests.payoff.made_up import constant_survival
+
+SIZES, NUM_STEPS, WIDTHS = (3, 7), 4, (1, 2, 4, 8, 16, 32)
+CLASSES = TokenClasses.from_strings(["a", ",", "(", " b", "\n", "7"] * 20)
+LIMITS = (
+    None,
+    None,
+    None,
+    DraftLimits(SOURCES.bit_of("model")),
+    DraftLimits(SOURCES.bit_of("cache")),
+    DraftLimits(0),
+    DraftLimits(None, 3),
+)
+
+
+def allocator(seed: int) -> StepAllocator:
+    random = np.random.default_rng(seed)
+    per_node, wait = float(random.choice([0.01, 0.2, 1.0])), float(random.choice([0, 2.0]))
+    costs = StepCosts(
+        about="made up",
+        context=float(random.choice([0, 40.0])),
+        batch_sizes=(1, 8),
+        widths=(1, 32),
+        verify=((5, 5 + 31 * per_node), (5 + 7 * per_node, 5 + 255 * per_node)),
+        draft_round=(0.3, 0.5),
+        draft_extend=((0, 0.1), (0.1, 0.4)),
+        wait=(wait, wait) if wait else None,
+    )
+    drafters = [DrafterChoices(SIZES, (2, NUM_STEPS))]
+    return StepAllocator(
+        costs, widths=WIDTHS, base_width=16, drafters=drafters, runs_ahead=bool(wait)
+    )
+
+
+def equal(ours: DraftPlans, wanted: DraftPlans) -> None:
+    """Bit for bit. Predictions of requests without a draft are unspecified."""
+    assert ours.drafter == wanted.drafter
+    for name in ("token_ids", "parents", "num_nodes", "are_trees", "matches"):
+        of_both = getattr(ours.drafts, name), getattr(wanted.drafts, name)
+        np.testing.assert_array_equal(*of_both, err_msg=name)
+    for field in fields(DraftPlans):
+        if isinstance(value := getattr(wanted, field.name), np.ndarray):
+            assert value.dtype == getattr(ours, field.name).dtype
+            np.testing.assert_array_equal(getattr(ours, field.name), value, err_msg=field.name)
+
+
+def outcomes_of(
+    plans: DraftPlans, random: np.random.Generator, *, is_wrong: bool
+) -> VerifyOutcomes:
+    """Some path of each draft is right, or nothing; then another token follows. is_wrong: nothing
+    is ever right."""
+    rows, of_model = [], []
+    for row in range(len(plans)):
+        parents, tokens = plans.drafts.parents[row], plans.drafts.token_ids[row]
+        path, num_nodes = [], int(plans.drafts.num_nodes[row])
+        node = int(random.integers(-1, num_nodes)) if num_nodes and not is_wrong else -1
+        while node >= 0:
+            path.insert(0, int(tokens[node]))
+            node = int(parents[node])
+        if not path and plans.num_model_nodes[row] and not is_wrong:
+            path = random.integers(0, 100, random.integers(0, NUM_STEPS)).tolist()
+        rows.append([*path, int(random.integers(0, 100))])
+        is_known = plans.num_model_nodes[row] and random.random() < 0.9
+        of_model.append(int(random.integers(0, len(path) + 1)) if is_known else -1)
+    lengths = np.array([len(row) for row in rows], np.int32)
+    token_ids = np.zeros((len(rows), lengths.max()), np.int32)
+    for row, committed in enumerate(rows):
+        token_ids[row, : len(committed)] = committed
+    return VerifyOutcomes(token_ids, lengths, lengths - 1, np.array(of_model, np.int32))
+
+
+def text(random: np.random.Generator, length: int) -> list[int]:
+    """Phrases that come again."""
+    phrases = np.random.default_rng(7).integers(0, 100, (6, 9))
+    return phrases[random.integers(0, 6, length // 9 + 1)].ravel()[:length].tolist()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_steps_equal_those_of_the_oracle(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    config = HvdConfig(policy="allocate", branches=True)
+    shipped = AcceptancePredictor.of_config(config)
+    is_wrong = seed % 3 == 2  # so much that it is found wrong
+    predictor = constant_survival(0.97) if is_wrong else shipped
+    core = HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, background=False),
+        predictor=predictor,
+        token_classes=CLASSES,
+        num_model_steps=NUM_STEPS,
+        num_model_nodes=SIZES[-1],
+        verify_width=WIDTHS[-1],
+        allocator=allocator(seed),
+    )
+    longest = min(config.max_draft_tokens, WIDTHS[-1] - 1)
+    oracle = OracleDrafter(
+        config, predictor, CLASSES, allocator(seed), num_steps=NUM_STEPS, longest=longest
+    )
+    running: list[str] = []
+    for step in range(250):
+        if len(running) < 1 or (len(running) < 7 and random.random() < 0.2):
+            rid, prompt = f"r{step}", text(random, int(random.integers(3, 60)))
+            limits = LIMITS[random.integers(len(LIMITS))] if seed % 2 else None
+            learns = bool(random.random() < 0.9)
+            core.start(rid, prompt, limits=limits, learns=learns)
+            oracle.start(rid, prompt, limits=limits, learns=learns)
+            running.append(rid)
+        rids = [rid for rid in running if random.random() < 0.9] or running
+        if random.random() < 0.1:
+            assert core.plan_launched(rids) == oracle.plan_launched(rids)
+            plans = DraftPlans.plain(len(rids))
+        else:
+            next_waits = bool(random.random() < 0.2)
+            plans = core.plan(rids, next_waits=next_waits)
+            equal(plans, oracle.plan(rids, next_waits=next_waits))
+        outcomes = outcomes_of(plans, random, is_wrong=is_wrong)
+        middle = int(random.integers(0, len(rids) + 1)) if random.random() < 0.3 else len(rids)
+        for rows in (range(middle), range(middle, len(rids))):
+            if rows:
+                part = [rids[row] for row in rows]
+                core.commit(part, outcomes.select(list(rows)))
+                oracle.commit(part, outcomes.select(list(rows)))
+        if len(running) > 1 and random.random() < 0.05:
+            rid = running.pop(int(random.integers(len(running))))
+            core.finish(rid, output_ids=None, keep=True)
+            oracle.finish(rid)
+    assert core.calibration() == oracle.calibration.figures()
+    assert core.model_figures() == oracle.model.figures()
+    assert core.model_figures().num_verified > 0
+    assert oracle.calibration.has_fallback or not is_wrong
