@@ -47,8 +47,10 @@ class Reply:
 
 
 def asked(reply: Reply) -> str:
-    """The end of its question, in one line."""
-    return " ".join(reply.question.splitlines()[-3:])
+    """Its question in one line, from the last line on that begins with a capital letter."""
+    lines = reply.question.splitlines()
+    first = max((place for place, line in enumerate(lines) if line[:1].isupper()), default=0)
+    return " ".join(lines[first:])
 
 
 def play(url: str, sessions: Iterable[Session]) -> Iterator[Reply]:
