@@ -15,6 +15,7 @@ other load on the machine affects both kinds alike. Each round is a server of it
 
 import json
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -122,6 +123,7 @@ def _served_rows(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
     flags = [*CPU_FLAGS, *server_flags("allocate", demo_models())]
     plays: dict[str, list[list[float]]] = {"quiet": [], "warm-up": []}
     progress: list[dict[str, Any]] = []
+    is_whole = True  # all plays of warm-up ran while texts were read
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (folder / "ids.jsonl").open("w") as file:
@@ -144,13 +146,16 @@ def _served_rows(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
                     reader.resume()
                     during = _gaps_of_streams(server.url)
                     state = _warm_up_of(server.url)
-                    if state["is_done"]:
+                    if state["is_done"] and plays["quiet"]:
                         break  # these gaps are quiet in part
                     plays["quiet"].append(quiet)
                     plays["warm-up"].append(during)
+                    if state["is_done"]:
+                        is_whole = False
+                        break
                 progress.append(state)
-    if not plays["quiet"]:
-        raise ValueError("the warm-up ended before 16 streams did: give more --tokens")
+    if not is_whole:
+        print("a warm-up ended before its first streams did: give more --tokens", file=sys.stderr)
     rows = []
     for phase, of_phase in plays.items():
         ends = [float(np.percentile(gaps, 99)) * 1e3 for gaps in of_phase]
