@@ -69,12 +69,12 @@ def run_warm(options: argparse.Namespace) -> int:
     from sglang_hvd.replay.core.recordings import TraceTokenizer
     from sglang_hvd.traces.reader import read_texts, text_files
 
-    hvd_states(options.url.rstrip("/"), options.api_key)
     name = _namespace_of(options)
     tokenizer = None
     if options.tokenizer is not None:
         tokenizer = TraceTokenizer(options.tokenizer, options.eos_token)
     files = [file for source in options.sources for file in text_files(source)]
+    hvd_states(options.url.rstrip("/"), options.api_key)
     progress = _Progress(len(files))
     for file in files:
         texts = read_texts(
@@ -105,6 +105,8 @@ def add_snapshot(parser: argparse.ArgumentParser) -> None:
 
 
 def run_snapshot(options: argparse.Namespace) -> int:
+    if options.what == "load" and not options.path.is_file():
+        raise ValueError(f"{options.path} is no file")
     hvd_states(options.url.rstrip("/"), options.api_key)
     if options.what == "save":
         return _save(options)
@@ -129,7 +131,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     add_administered(parser)
     erase = parser.add_argument_group("erase")
     _add_namespace(erase)
-    erase.add_argument("--listed", metavar="NAME", help="the namespace that list calls so")
+    erase.add_argument("--listed", metavar="NAME", help="a namespace by its name in cache list")
     erase.add_argument("--all", action="store_true", help="erase all namespaces")
     resize = parser.add_argument_group("resize")
     resize.add_argument(
@@ -144,12 +146,13 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cache(options: argparse.Namespace) -> int:
+    if options.what == "resize" and options.tokens is None:
+        raise ValueError("cache resize needs --tokens")
+    erased = _erased(options) if options.what == "erase" else None
     hvd_states(options.url.rstrip("/"), options.api_key)
     if options.what == "erase":
-        _give(options, Erase(namespace=_erased(options)))
+        _give(options, Erase(namespace=erased))
     elif options.what == "resize":
-        if options.tokens is None:
-            raise ValueError("cache resize needs --tokens")
         _give(
             options,
             Resize(
