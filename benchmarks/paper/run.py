@@ -131,11 +131,13 @@ class Run:
         self.kept.change(training=training)
 
     def _measure(self, jobs: Sequence[Job]) -> bool:
-        """Measures the jobs that are left. Returns whether all modes that can be served have all of
-        theirs."""
+        """Measures the jobs that are left.
+
+        Returns whether all modes that can be served have all of theirs, none ended by an error.
+        """
         done = self.kept.done()
         gone: set[str] = set()
-        are_done, told = True, ""
+        told = ""
         with tqdm(total=len(jobs), unit="run", disable=None) as bar:
             for job in jobs:
                 bar.set_postfix_str(f"{job.mode}, {job.data_set}")
@@ -147,9 +149,9 @@ class Run:
                     else:
                         gone.add(job.mode)
                         tell(f"{job.mode} cannot be served: {why_not}")
-                        are_done = are_done and not self._was_served(job.mode)
                 bar.update()
-        return are_done
+        done = self.kept.done()
+        return all(job in done for job in jobs if self._was_served(job.mode))
 
     def _tell_stage(self, job: Job, told: str) -> str:
         """Says where the run is, if that is not what it told before. Returns what it said."""

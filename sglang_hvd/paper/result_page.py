@@ -117,7 +117,7 @@ def _cell(cell: Cell | Quoted, column: Column) -> Markup:
         return Markup('<td class="paper">{}</td>').format(f"{cell.value:.{column.decimals}f}")
     low, high = text(cell.low), text(cell.high)
     notes = [f"{low} to {high}"] if low != high else []
-    notes += [cell.note] if cell.note else []
+    notes += [note for note in (cell.note, cell.rounds_note) if note]
     spread = Markup("").join(Markup('<span class="spread">{}</span>').format(n) for n in notes)
     return Markup("<td>{}{}</td>").format(text(cell.value), spread)
 

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_hvd.paper.results import Measurement, Result, Template
 
@@ -14,7 +14,8 @@ class Measured:
     """A figure of a run.
 
     value: median over the rounds. low, high: the lowest and the highest round.
-    note: what it lacks; empty if it is whole.
+    note: the data sets that a mean has, such as "2 of 3"; empty if it has all.
+    rounds_note: likewise the rounds, such as "1 of 3 rounds".
     """
 
     value: float
@@ -22,6 +23,7 @@ class Measured:
     high: float
     num_rounds: int
     note: str = ""
+    rounds_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class Rounds:
         self.alone = Load("none") if are_plain else Load()
         self._of: dict[tuple[str, str, Load], dict[int, Measurement]] = {}
         self._broken: set[tuple[str, str, Load]] = set()
+        self._num_rounds = len({one.round for one in result.measurements})
         for one in result.measurements:
             key = one.mode, one.data_set, Load(one.template, one.concurrency, one.rate)
             if one.error is not None or not one.num_tokens or one.seconds <= 0:
@@ -175,7 +178,15 @@ class Rounds:
     def speedup(self, mode: str, base: str, data_set: str, load: Load | None = None) -> Cell:
         """Throughput over that of another mode on the same prompts."""
         found = self._ratios(mode, base, data_set, load)
-        return found if isinstance(found, Missing) else over_rounds(found)
+        return found if isinstance(found, Missing) else self.over(found)
+
+    def over(self, values: Mapping[int, float], note: str = "") -> Measured:
+        """The figure of these rounds, which says so if the run has more."""
+        return replace(over_rounds(values, note), rounds_note=self.rounds_note(len(values)))
+
+    def rounds_note(self, number: int) -> str:
+        """What a figure of so many rounds says of them; empty if the run has no more."""
+        return f"{number} of {self._num_rounds} rounds" if number < self._num_rounds else ""
 
     def mean_speedup(
         self,
@@ -196,7 +207,7 @@ class Rounds:
         if not means:
             return Missing("no whole round")
         note = "" if len(ratios) == len(found) else f"{len(ratios)} of {len(found)}"
-        return over_rounds(means, note)
+        return self.over(means, note)
 
     def noise(self, data_sets: Sequence[str], load: Load | None = None) -> Cell:
         """See `noise_of`. Of several data sets, it is that of the mean of their speedups."""
@@ -215,7 +226,8 @@ class Rounds:
         if isinstance(found, Missing):
             return found
         share = math.expm1(math.hypot(*logs) / len(logs))
-        return Measured(share, share, share, found.num_rounds)
+        note = self.rounds_note(found.num_rounds)
+        return Measured(share, share, share, found.num_rounds, rounds_note=note)
 
     def _ratios(
         self, mode: str, base: str, data_set: str, load: Load | None

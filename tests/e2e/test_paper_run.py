@@ -220,6 +220,7 @@ def test_a_slowed_mode_shows_as_slower_and_a_server_that_dies_as_a_marked_row(
     assert died.num_tokens > 0
     assert (tmp_path / "out" / "logs" / "suffix-1.log").exists()  # it started again
     assert any(m.cycles.get("cache") for m in of(result, "suffix"))
+    assert not result.is_complete
     # The rest goes on.
     assert {Job.of(m) for m in result.measurements} == jobs_of(["greedy", "eagle3", "suffix"])
 
@@ -228,6 +229,10 @@ def test_a_slowed_mode_shows_as_slower_and_a_server_that_dies_as_a_marked_row(
         return seconds[0] / seconds[1]
 
     assert speedup(result) < 0.5 * speedup(whole)
+    # The same command measures what is lacking.
+    mended = run_small(tmp_path / "out", ["greedy", "eagle3", "suffix"], launch, *one_at_a_time)
+    assert mended.is_complete
+    assert {m.error for m in mended.measurements} == {None}
 
 
 class _Killing(list[Answer]):

@@ -222,6 +222,26 @@ def test_a_broken_measurement_is_listed_and_not_counted() -> None:
     assert "broke off" in cells(parse(page))
 
 
+def test_a_cell_that_lacks_rounds_says_how_many_it_has() -> None:
+    kept = result(["mbpp"])
+    broken = tuple(
+        one.model_copy(update={"error": "the server ended"})
+        if (one.mode, one.round) == ("hvd", 1)
+        else one
+        for one in kept.measurements
+    )
+    tree = parse(write_page([kept.model_copy(update={"measurements": broken})], command=MADE))
+    for name, said in (
+        ("Table 1", "2.402 of 3 rounds"),
+        ("Table 11", "252.0240.0 to 264.02 of 3 rounds"),
+        ("Figure 2", "34.62 of 3 rounds"),
+        ("Each data set", "20.02 of 3 rounds"),
+        ("Loads", "20.02 of 3 rounds"),
+    ):
+        assert said in cells(table_of(tree, name)), name
+    assert "of 3 rounds" not in text_of(write_page([kept], command=MADE))
+
+
 def test_several_runs_begin_with_figure_5_and_say_how_they_differ() -> None:
     runs = [whole(), whole(machine=CPU, seed=7)]
     tree = parse(write_page(runs, command=MADE))

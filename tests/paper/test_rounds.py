@@ -134,7 +134,29 @@ def test_a_mean_says_what_it_lacks() -> None:
     )
     found = run.mean_speedup("hvd", "greedy", ["mbpp", "mt-bench", "bfcl"])
     # Of round 1 mt-bench has nothing, so it counts for neither.
-    assert found == Measured(pytest.approx(2), pytest.approx(2), pytest.approx(2), 1, "2 of 3")
+    assert found == Measured(
+        pytest.approx(2), pytest.approx(2), pytest.approx(2), 1, "2 of 3", "1 of 2 rounds"
+    )
+
+
+def test_a_figure_of_fewer_rounds_says_so() -> None:
+    kept = result(["mbpp"])
+    broken = tuple(
+        one.model_copy(update={"error": "the server ended"})
+        if (one.mode, one.round) in (("hvd", 1), ("hvd", 2))
+        else one
+        for one in kept.measurements
+    )
+    run = Rounds(kept.model_copy(update={"measurements": broken}))
+    for found in (
+        run.speedup("hvd", "greedy", "mbpp"),
+        run.mean_speedup("hvd", "greedy", ["mbpp"]),
+    ):
+        assert isinstance(found, Measured)
+        assert (found.num_rounds, found.rounds_note) == (1, "1 of 3 rounds")
+    whole = run.speedup("eagle3", "greedy", "mbpp")
+    assert isinstance(whole, Measured)
+    assert (whole.num_rounds, whole.rounds_note) == (3, "")
 
 
 def test_what_is_missing_says_why() -> None:
