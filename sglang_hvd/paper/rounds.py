@@ -52,7 +52,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Counts of one mode in one round, over several data sets."""
+    """Counts of one mode, over several data sets or rounds."""
 
     num_tokens: int
     seconds: float
@@ -61,7 +61,7 @@ class Total:
     cycles: Mapping[str, int]
 
     @classmethod
-    def of(cls, parts: Sequence[Measurement]) -> "Total":
+    def of(cls, parts: "Sequence[Measurement | Total]") -> "Total":
         cycles: Counter[str] = Counter()
         for part in parts:
             cycles.update(part.cycles)
@@ -172,7 +172,7 @@ class Rounds:
         if not parts:
             return NOT_RUN
         return {
-            number: Total.of([part[number] for part in parts]) for number in _common_rounds(parts)
+            number: Total.of([part[number] for part in parts]) for number in common_rounds(parts)
         } or Missing("no whole round")
 
     def speedup(self, mode: str, base: str, data_set: str, load: Load | None = None) -> Cell:
@@ -203,7 +203,7 @@ class Rounds:
         if not ratios:
             return next((one for one in found if isinstance(one, Missing)), NOT_RUN)
         mean = statistics.geometric_mean if is_geometric else statistics.fmean
-        means = {number: mean([one[number] for one in ratios]) for number in _common_rounds(ratios)}
+        means = {number: mean([one[number] for one in ratios]) for number in common_rounds(ratios)}
         if not means:
             return Missing("no whole round")
         note = "" if len(ratios) == len(found) else f"{len(ratios)} of {len(found)}"
@@ -238,7 +238,7 @@ class Rounds:
         if isinstance(theirs, Missing):
             return theirs
         # Rounds are interleaved, so that a machine that slows down meets both modes.
-        rounds = _common_rounds([mine, theirs])
+        rounds = common_rounds([mine, theirs])
         if any(mine[number].num_requests != theirs[number].num_requests for number in rounds):
             return Missing("other prompts")
         return {
@@ -263,7 +263,7 @@ def noise_of(throughputs: Sequence[Mapping[int, float]]) -> Cell:
     """
     num_rounds = max(map(len, throughputs), default=0)
     whole = [one for one in throughputs if len(one) == num_rounds]
-    rounds = _common_rounds(whole) if whole else []
+    rounds = common_rounds(whole) if whole else []
     if len(rounds) < 2:
         return Missing("one round" if whole else NOT_RUN.why)
     if len(whole) < 2:
@@ -295,5 +295,6 @@ def _student_95(freedom: int) -> float:
     )
 
 
-def _common_rounds(parts: Sequence[Mapping[int, object]]) -> list[int]:
+def common_rounds(parts: Sequence[Mapping[int, object]]) -> list[int]:
+    """The rounds that every part has. There is one part at least."""
     return sorted(set.intersection(*(set(part) for part in parts)))

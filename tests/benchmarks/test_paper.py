@@ -533,6 +533,60 @@ def test_runs_of_two_machines_are_put_side_by_side() -> None:
     assert {row["machine"] for row in same} == {"H100 (run 1)", "H100 (run 2)"}
 
 
+def two_sets(gpu: str, *, without: Sequence[tuple[str, str, int]] = ()) -> Result:
+    """Two rounds of two data sets, in which EAGLE3 is twice as fast as greedy decoding.
+
+    without: the modes, data sets and rounds that an error ended.
+    """
+    return result(
+        machine=Machine(gpu=gpu, num_gpus=1, cpu="made up", num_cores=2, memory_gb=8),
+        data_sets=(data_set("fast"), data_set("slow")),
+        measurements=tuple(
+            measurement(
+                mode,
+                seconds=seconds * slower,
+                data_set=name,
+                round=number,
+                error="gone" if (mode, name, number) in without else None,
+            )
+            for mode, seconds in (("greedy", 2), ("eagle3", 1))
+            for name, slower in (("fast", 1), ("slow", 10))
+            for number in range(2)
+        ),
+    )
+
+
+@pytest.mark.parametrize("mode", ["greedy", "eagle3"])
+def test_a_broken_round_of_a_data_set_does_not_change_a_comparison(mode: str) -> None:
+    """A side that lacks a round of one data set would else have another mix of data sets."""
+    broken = two_sets("H100", without=[(mode, "slow", 1)])
+    rows = side_by_side([broken, two_sets("B200")])
+    assert [row["speedup"] for row in rows] == pytest.approx([0.5, 0.5, 1, 1])
+    # 200 tokens in 22 and in 11 seconds.
+    assert [row["tokens_per_s"] for row in rows] == pytest.approx([200 / 22] * 2 + [200 / 11] * 2)
+
+
+def test_sides_without_a_common_round_have_no_speedup() -> None:
+    broken = [("greedy", "slow", 0), ("eagle3", "fast", 1)]
+    rows = side_by_side([two_sets("H100", without=broken), two_sets("B200")])
+    assert [row["speedup"] for row in rows] == [None, None, 1, 1]
+    never = two_sets("H100", without=[("eagle3", "slow", 0), ("eagle3", "fast", 1)])
+    rows = side_by_side([never, two_sets("B200")])
+    assert [row["tokens_per_s"] for row in rows][2:] == [None, None]
+
+
+def test_runs_with_and_without_a_template_are_not_compared() -> None:
+    runs = [
+        result(
+            data_sets=(data_set("mbpp"),),
+            measurements=(measurement("eagle3", seconds=2, template=template),),
+        )
+        for template in ("official", "none")
+    ]
+    with pytest.raises(ValueError, match="runs of different template cannot be compared: none, of"):
+        side_by_side(runs)
+
+
 def test_join_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / f"{number}.json" for number in range(2)]
     made = result(
