@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from sglang_hvd.paper.result_page import sentences, write_page
-from sglang_hvd.paper.results import Result
+from sglang_hvd.paper.results import Mode, Result
 from sglang_hvd.paper.table_values import RunData
 from tests.paper.made_up import (
     CPU,
@@ -148,11 +149,40 @@ def test_a_mean_over_fewer_data_sets_says_so() -> None:
     assert "times as fast as greedy decoding (geometric mean of 1 of 2 data sets)." in said
 
 
-def test_runs_of_other_revisions_of_a_data_set_differ() -> None:
-    other = result(["mbpp"], data_sets_of=(data_set("mbpp", revision="other"),))
-    assert said_of(result(["mbpp"]), other).endswith("than the machine: data sets.")
-    assert said_of(result(["mbpp"]), result(["mbpp"])).endswith(
-        "All runs have the same prompts, seed, limits and flags."
+@pytest.mark.parametrize(
+    ("differs", "told"),
+    [
+        *(
+            ({"data_sets": (data_set("mbpp", **fields),)}, "data sets")
+            for fields in (
+                *({"revision": "other"}, {"source": "mine.jsonl"}),
+                *({"num_measured": 5}, {"num_warm_up": 5}, {"signs": {"paths": 9.0}}),
+            )
+        ),
+        ({"versions": {"sglang": "0.5.24"}}, "versions"),
+        ({"modes": (Mode(name="hvd", label="HVD", flags=("--hvd-policy", "both")),)}, "modes"),
+        ({"max_new_tokens": 64}, "max new tokens"),
+        (
+            {"measurements": (measurement("hvd", "mbpp", template="none"),)},
+            "template",
+        ),
+    ],
+)
+def test_runs_say_what_differs(differs: dict[str, Any], told: str) -> None:
+    first = result(["mbpp"], ["hvd"])
+    other = first.model_copy(update=differs)
+    assert said_of(first, other).endswith(f"than the machine: {told}.")
+
+
+def test_runs_in_other_folders_are_the_same() -> None:
+    runs = [
+        result(["mbpp"]).model_copy(
+            update={"modes": (Mode(name="hvd", label="HVD", flags=("--hvd-predictor", path)),)}
+        )
+        for path in ("/one/predictor.safetensors", "/another/predictor.safetensors")
+    ]
+    assert said_of(*runs).endswith(
+        "All runs have the same prompts, seed, limits, flags and versions."
     )
 
 
