@@ -275,7 +275,8 @@ def measurement_of(
 ) -> Measurement:
     """The figures of replies.
 
-    expected: those of mode greedy, which may be fewer; None: not compared.
+    expected: those of mode greedy, which may be fewer; None: not compared. Replies are identical
+        only if each has its counterpart there; one that differs is told in any case.
     """
     num_cycles = sum(answer.counts.num_cycles for answer in answers)
     cycles, accepted = {}, {}
@@ -292,7 +293,10 @@ def measurement_of(
     is_identical = None
     if expected is not None and answers:
         pairs = [(expected.get((session_of(a), a.turn)), a.token_ids) for a in answers]
-        is_identical = all(wanted is None or wanted == given for wanted, given in pairs)
+        if any(wanted is not None and wanted != given for wanted, given in pairs):
+            is_identical = False
+        elif all(wanted is not None for wanted, _ in pairs):
+            is_identical = True
     return Measurement(
         **job._asdict(),
         num_requests=len(answers),

@@ -78,7 +78,8 @@ class Measurement(_Record):
         (figure 3). Empty where the mode has no cache.
     ttft_ms, tpot_ms: 50th, 90th and 99th percentile. tpot_ms is None if each reply came in one
         chunk.
-    is_identical: each reply equals that of mode `greedy`, token for token. None: not compared.
+    is_identical: each reply equals that of mode `greedy`, token for token. None: none is known to
+        differ, but not all were compared.
     error: what ended the round early; its figures are then those of the replies before that.
     """
 

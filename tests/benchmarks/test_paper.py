@@ -117,11 +117,18 @@ def test_a_measurement_counts_tokens_cycles_and_accepted_drafts() -> None:
 
 def test_a_reply_that_differs_from_greedys_is_told() -> None:
     answers = [answer(0, [1, 2], num_cycles=1), answer(1, [3], num_cycles=0)]
-    same = {("0", 0): (1, 2)}  # greedy had fewer prompts
+    same = {("0", 0): (1, 2), ("1", 0): (3,)}
     assert measurement_of(JOB, answers, 1, expected=same).is_identical
     other = {**same, ("1", 0): (4,)}
     assert measurement_of(JOB, answers, 1, expected=other).is_identical is False
     assert measurement_of(JOB, answers, 1, expected=None).is_identical is None
+
+
+def test_replies_that_greedy_does_not_have_are_not_called_identical() -> None:
+    answers = [answer(0, [1, 2], num_cycles=1), answer(1, [3], num_cycles=0)]
+    fewer = {("0", 0): (1, 2)}
+    assert measurement_of(JOB, answers, 1, expected=fewer).is_identical is None
+    assert measurement_of(JOB, answers, 1, expected={("0", 0): (9,)}).is_identical is False
 
 
 @pytest.mark.parametrize(
