@@ -24,8 +24,8 @@ from sglang_hvd.paper.results import Measurement, Template
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.view.cycles import Cycle
 
-# What the cycles of modes without HVD verify.
-_SOURCE = {"greedy": "none", "eagle3": "model", "eagle3-adaptive": "model", "ngram": "cache"}
+# What the cycles of modes without HVD verify. SGLang does not say which of NGRAM's have a draft.
+_SOURCE = {"greedy": "none", "eagle3": "model", "eagle3-adaptive": "model"}
 
 # Of each reply with which a server begins. Kernels are compiled by then.
 _NUM_COMPILING_TOKENS = 32
@@ -287,7 +287,7 @@ def measurement_of(
         accepted = dict(
             sorted(Counter(c.cache_right for c in reports if c.cache_right is not None).items())
         )
-    elif num_cycles:
+    elif num_cycles and job.mode in _SOURCE:
         cycles = {_SOURCE[job.mode]: num_cycles}
     tpots = [takes for answer in answers if (takes := answer.tpot) is not None]
     is_identical = None

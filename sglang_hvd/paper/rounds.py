@@ -95,10 +95,14 @@ class Total:
         cycles per 1000 tokens only over all of them: 1000 / 397.8 - 1 is the 1.51 of its row
         Suffix, where 97.6 % of the cycles verify a draft.
         """
-        return self.num_accepted / self.num_cycles if self._has_drafts else None
+        is_known = self._has_drafts or not self.cycles
+        return self.num_accepted / self.num_cycles if self.num_cycles and is_known else None
 
     def share(self, source: str) -> float | None:
-        """Share of the cycles that verify a draft of this source alone; of `both`, of both."""
+        """Share of the cycles that verify a draft of this source alone; of `both`, of both.
+
+        None if no cycle verifies a draft, or if the server does not say which do.
+        """
         return self.cycles.get(source, 0) / self.num_cycles if self._has_drafts else None
 
     @property

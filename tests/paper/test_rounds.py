@@ -101,6 +101,12 @@ def test_a_mode_without_drafts_has_no_accepted_length() -> None:
     assert total.cycles_per_1k == 1000
 
 
+def test_a_mode_that_does_not_say_what_its_cycles_verify_has_no_shares() -> None:
+    total = Total(1000, 1.0, 400, 600, {})
+    assert [total.share(source) for source in ("cache", "model", "both")] == [None] * 3
+    assert total.mean_accepted == 1.5
+
+
 def test_replies_of_one_token_have_no_cycle() -> None:
     total = Total.of([measurement("hvd", "mbpp", num_cycles=0, num_accepted=0, cycles={})])
     assert (total.cycles_per_1k, total.cycle_ms) == (0, None)
