@@ -422,6 +422,13 @@ def test_prompts_are_drawn_once_and_samples_are_marked(draw_samples: Draw) -> No
         assert all(prompt.follow_ups for prompt in drawn.measured)
 
 
+def test_an_open_loop_never_waits_for_a_place_in_the_server(draw_samples: Draw) -> None:
+    drawn = draw_samples("mt-bench", "mbpp", num_measured=5)
+    assert paper.max_running([1, 2], [], drawn) == 2
+    assert paper.max_running([1, 2], [0.5], drawn) == 5
+    assert paper.max_running([1, 32], [0.5], drawn) == 32
+
+
 def test_prompts_of_other_settings_are_refused(draw_samples: Draw) -> None:
     draw_samples("mbpp")
     with pytest.raises(ValueError, match=r"mbpp.json was drawn with other settings \(seed differ"):
