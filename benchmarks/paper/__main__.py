@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.command import counts, parser_of, rates, run
 from benchmarks.gpu import check_gpu
-from benchmarks.paper.data_sets import SAMPLES, drawn_sets
+from benchmarks.paper.data_sets import SAMPLES, Drawn, drawn_sets
 from benchmarks.paper.fleet import Fleet
 from benchmarks.paper.join import join
 from benchmarks.paper.kept import KeptResult
@@ -87,7 +87,8 @@ def _run(
     asker = Asker(target, options.max_tokens or model.max_new_tokens, model.max_sequence)
     asker.tokenizer.check()
     shared = (
-        *(*model.shared, "--max-running-requests", str(max(options.concurrency))),
+        *(*model.shared, "--max-running-requests"),
+        str(max_running(options.concurrency, options.rates, drawn)),
         *options.flags,
     )
     modes = model.modes(options.modes, predictor_file(folder))
@@ -143,6 +144,17 @@ def _run(
     of_name = {of_set.about.name: of_set for of_set in drawn}
     Run(folder, kept, fleet, plan, asker, of_name, config).go()
     tell(f"wrote {kept.path}")
+
+
+def max_running(
+    concurrency: Sequence[int], rates: Sequence[float], data_sets: Sequence[Drawn]
+) -> int:
+    """Requests that a server runs at a time.
+
+    In an open loop no request may wait for another, so all prompts of a data set may run at once.
+    """
+    num_open = [len(drawn.prompts_for(1)) for drawn in data_sets] if rates else []
+    return max([*concurrency, *num_open])
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

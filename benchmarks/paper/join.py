@@ -1,11 +1,11 @@
 """Compares runs of one model on several machines (figure 5)."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.command import parser_of
-from sglang_hvd.paper.results import Measurement, Result, read_result
+from sglang_hvd.paper.results import Result, read_result
+from sglang_hvd.paper.rounds import Load, Missing, Rounds, Total, common_rounds
 from sglang_hvd.replay.training.tables import markdown_table
 
 
@@ -31,61 +31,80 @@ def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
     """A row for each mode, concurrency and run, over the data sets that all runs have measured.
 
     A data set of another revision, or with other prompts, is another data set. Throughput and
-    cycles are those of all data sets and rounds together.
+    cycles are those of all data sets together, over the rounds that every run has of each of them.
+    A speedup is over those of these rounds that EAGLE3 has too. Without a round, a figure is None.
 
     Raises ValueError if the runs are of different models or settings, or have nothing in common.
     """
-    for name in ("model", "max_new_tokens", "seed"):
-        values = sorted({str(getattr(result, name)) for result in results})
+    runs = [Rounds(result) for result in results]
+    settings = {
+        name: {str(getattr(result, name)) for result in results}
+        for name in ("model", "max_new_tokens", "seed")
+    }
+    settings["template"] = {run.alone.template for run in runs if run.result.measurements}
+    for name, values in settings.items():
         if len(values) > 1:
-            raise ValueError(f"runs of different {name} cannot be compared: {', '.join(values)}")
-    cells = [_cells(result) for result in results]
+            told = ", ".join(sorted(values))
+            raise ValueError(f"runs of different {name} cannot be compared: {told}")
     machines = [result.machine.gpu or result.machine.cpu for result in results]
     if len(set(machines)) < len(machines):
         machines = [f"{name} (run {number})" for number, name in enumerate(machines, start=1)]
-    common = sorted(set.intersection(*(set(of_run) for of_run in cells)))
-    if not common:
-        raise ValueError("the runs have no measurement in common")
     rows: list[dict[str, object]] = []
-    for num_at_once in sorted({number for _, _, number in common}):
+    for load in _loads(runs):
         for mode in results[0].modes:
-            for machine, of_run in zip(machines, cells, strict=True):
-                names = [
-                    name for m, name, number in common if (m, number) == (mode.name, num_at_once)
-                ]
-                if not names:
-                    continue
-                found = [m for name in names for m in of_run[mode.name, name, num_at_once]]
-                bases = [of_run.get(("eagle3", name, num_at_once), []) for name in names]
-                base = [m for of_set in bases for m in of_set] if all(bases) else []
-                num_tokens = sum(m.num_tokens for m in found)
+            names = _data_sets(runs, mode.name, load)
+            if not names:
+                continue
+            mine, base = (
+                [run.totals(one, names, load) for run in runs] for one in (mode.name, "eagle3")
+            )
+            found = _over_common_rounds(mine)
+            compared = _over_common_rounds([*mine, *base])
+            for index, machine in enumerate(machines):
+                total = found[index] if found else None
                 rows.append(
                     {
                         "machine": machine,
                         "mode": mode.label,
-                        "num_at_once": num_at_once,
-                        "tokens_per_s": _speed(found),
-                        "speedup": _speed(found) / _speed(base) if base else None,
-                        "cycles_per_1k": 1000 * sum(m.num_cycles for m in found) / num_tokens,
+                        "num_at_once": load.concurrency,
+                        "tokens_per_s": total and total.throughput,
+                        "speedup": compared[index].throughput
+                        / compared[index + len(runs)].throughput
+                        if compared
+                        else None,
+                        "cycles_per_1k": total and total.cycles_per_1k,
                     }
                 )
+    if not rows:
+        raise ValueError("the runs have no measurement in common")
     return rows
 
 
-_Cell = tuple[str, str, int]
+def _loads(runs: Sequence[Rounds]) -> list[Load]:
+    """The closed loops of all runs. Those without a chat template are left out, unless there are no
+    others."""
+    of_runs = [
+        {load for load in run.loads() if load.rate is None and load.template == run.alone.template}
+        for run in runs
+    ]
+    return sorted(set.intersection(*of_runs), key=lambda load: load.concurrency)
 
 
-def _cells(result: Result) -> dict[_Cell, list[Measurement]]:
-    """Whole measurements of closed loops, by mode, data set and concurrency. Those without a chat
-    template are left out, unless there are no others."""
-    found = [m for m in result.measurements if m.error is None and m.rate is None]
-    official = [m for m in found if m.template == "official"]
-    known = {of.name: f"{of.name} {of.source} {of.num_measured}" for of in result.data_sets}
-    cells: dict[_Cell, list[Measurement]] = defaultdict(list)
-    for m in official or found:
-        cells[m.mode, known[m.data_set], m.concurrency].append(m)
-    return cells
+def _data_sets(runs: Sequence[Rounds], mode: str, load: Load) -> list[str]:
+    """The data sets that all runs have of a mode, with the same prompts."""
+    of_runs = [
+        {
+            (one.name, one.source, one.num_measured)
+            for one in run.result.data_sets
+            if not isinstance(run.of(mode, one.name, load), Missing)
+        }
+        for run in runs
+    ]
+    return sorted(name for name, _, _ in set.intersection(*of_runs))
 
 
-def _speed(found: Sequence[Measurement]) -> float:
-    return sum(m.num_tokens for m in found) / sum(m.seconds for m in found)
+def _over_common_rounds(parts: Sequence[dict[int, Total] | Missing]) -> list[Total]:
+    """Each part's counts over the rounds that all parts have; empty if there are none."""
+    known = [part for part in parts if not isinstance(part, Missing)]
+    rounds = common_rounds(known) if len(known) == len(parts) else []
+    return [Total.of([part[number] for number in rounds]) for part in known] if rounds else []

@@ -24,8 +24,8 @@ from sglang_hvd.paper.results import Measurement, Template
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.view.cycles import Cycle
 
-# What the cycles of modes without HVD verify.
-_SOURCE = {"greedy": "none", "eagle3": "model", "eagle3-adaptive": "model", "ngram": "cache"}
+# What the cycles of modes without HVD verify. SGLang does not say which of NGRAM's have a draft.
+_SOURCE = {"greedy": "none", "eagle3": "model", "eagle3-adaptive": "model"}
 
 # Of each reply with which a server begins. Kernels are compiled by then.
 _NUM_COMPILING_TOKENS = 32
@@ -131,11 +131,13 @@ class Run:
         self.kept.change(training=training)
 
     def _measure(self, jobs: Sequence[Job]) -> bool:
-        """Measures the jobs that are left. Returns whether all modes that can be served have all of
-        theirs."""
+        """Measures the jobs that are left.
+
+        Returns whether all modes that can be served have all of theirs, none ended by an error.
+        """
         done = self.kept.done()
         gone: set[str] = set()
-        are_done, told = True, ""
+        told = ""
         with tqdm(total=len(jobs), unit="run", disable=None) as bar:
             for job in jobs:
                 bar.set_postfix_str(f"{job.mode}, {job.data_set}")
@@ -147,9 +149,9 @@ class Run:
                     else:
                         gone.add(job.mode)
                         tell(f"{job.mode} cannot be served: {why_not}")
-                        are_done = are_done and not self._was_served(job.mode)
                 bar.update()
-        return are_done
+        done = self.kept.done()
+        return all(job in done for job in jobs if self._was_served(job.mode))
 
     def _tell_stage(self, job: Job, told: str) -> str:
         """Says where the run is, if that is not what it told before. Returns what it said."""
@@ -273,7 +275,8 @@ def measurement_of(
 ) -> Measurement:
     """The figures of replies.
 
-    expected: those of mode greedy, which may be fewer; None: not compared.
+    expected: those of mode greedy, which may be fewer; None: not compared. Replies are identical
+        only if each has its counterpart there; one that differs is told in any case.
     """
     num_cycles = sum(answer.counts.num_cycles for answer in answers)
     cycles, accepted = {}, {}
@@ -284,13 +287,16 @@ def measurement_of(
         accepted = dict(
             sorted(Counter(c.cache_right for c in reports if c.cache_right is not None).items())
         )
-    elif num_cycles:
+    elif num_cycles and job.mode in _SOURCE:
         cycles = {_SOURCE[job.mode]: num_cycles}
     tpots = [takes for answer in answers if (takes := answer.tpot) is not None]
     is_identical = None
     if expected is not None and answers:
         pairs = [(expected.get((session_of(a), a.turn)), a.token_ids) for a in answers]
-        is_identical = all(wanted is None or wanted == given for wanted, given in pairs)
+        if any(wanted is not None and wanted != given for wanted, given in pairs):
+            is_identical = False
+        elif all(wanted is not None for wanted, _ in pairs):
+            is_identical = True
     return Measurement(
         **job._asdict(),
         num_requests=len(answers),

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_hvd.config import MARGINAL_LEN, PAPER_THRESHOLD, WORTH_LEN
 from sglang_hvd.paper import published
@@ -81,7 +81,10 @@ def cache_share(run: RunData, mode: str, data_sets: Sequence[str]) -> Cell:
         return found
     num_cycles = sum(total.num_cycles for total in found.values())
     num_cache = sum(total.cycles.get(s, 0) for total in found.values() for s in ("cache", "both"))
-    return counted(num_cache / num_cycles) if num_cycles else NONE
+    if not num_cycles:
+        return NONE
+    note = run.rounds.rounds_note(len(found))
+    return replace(counted(num_cache / num_cycles), rounds_note=note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Writes results of `benchmarks.paper` as one HTML page that needs no network."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import PurePath
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -13,9 +14,6 @@ from sglang_hvd.paper.rounds import Cell, Measured, Missing
 from sglang_hvd.paper.speed_tables import mean_over
 from sglang_hvd.paper.table_values import Column, Quoted, RunData, Table, title_of
 from sglang_hvd.view.pages import page_environment
-
-# What has to be the same in runs that are compared.
-_SAME = ("drafter", "seed", "max_new_tokens", "shared_flags")
 
 
 def write_page(results: Sequence[Result], *, command: str) -> str:
@@ -49,19 +47,30 @@ def sentences(runs: Sequence[RunData]) -> list[str]:
     said = f"{first.label(method)} decodes {' and '.join(times)}."
     if not times:
         said = f"No run says how fast {first.label(method)} is."
+    of_first = _settings(first)
     differing = [
-        name.replace("_", " ")
-        for name in _SAME
-        if len({getattr(run.result, name) for run in runs}) > 1
+        name
+        for name, value in of_first.items()
+        if any(_settings(run)[name] != value for run in runs)
     ]
-    if (
-        len({frozenset((one.name, one.revision) for one in run.result.data_sets) for run in runs})
-        > 1
-    ):
-        differing.append("data sets")
     if differing:
         return [said, f"The runs differ in more than the machine: {', '.join(differing)}."]
-    return [said, "All runs have the same prompts, seed, limits and flags."]
+    return [said, "All runs have the same prompts, seed, limits, flags and versions."]
+
+
+def _settings(run: RunData) -> Mapping[str, object]:
+    """What has to be the same in runs that are compared."""
+    result = run.result
+    return {
+        **{
+            name.replace("_", " "): getattr(result, name)
+            for name in ("drafter", "seed", "max_new_tokens", "shared_flags", "versions")
+        },
+        # A predictor or a configuration may lie in another folder.
+        "modes": {mode.name: [PurePath(flag).name for flag in mode.flags] for mode in result.modes},
+        "template": run.rounds.alone.template,
+        "data sets": {one.name: one for one in result.data_sets},
+    }
 
 
 def _over(run: RunData) -> str:
@@ -117,7 +126,7 @@ def _cell(cell: Cell | Quoted, column: Column) -> Markup:
         return Markup('<td class="paper">{}</td>').format(f"{cell.value:.{column.decimals}f}")
     low, high = text(cell.low), text(cell.high)
     notes = [f"{low} to {high}"] if low != high else []
-    notes += [cell.note] if cell.note else []
+    notes += [note for note in (cell.note, cell.rounds_note) if note]
     spread = Markup("").join(Markup('<span class="spread">{}</span>').format(n) for n in notes)
     return Markup("<td>{}{}</td>").format(text(cell.value), spread)
 

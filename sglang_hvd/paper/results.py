@@ -74,11 +74,13 @@ class Measurement(_Record):
         token and is no cycle. With several requests at once, seconds are those of the whole round.
     num_accepted: draft tokens of which the target model accepted, bonus tokens left out.
     cycles: decoding cycles by the source of what they verified: `cache`, `model`, `both` or `none`.
+        Empty where the server does not say.
     accepted: how many cycles that verified a cache draft accepted k of its tokens, for each k
         (figure 3). Empty where the mode has no cache.
     ttft_ms, tpot_ms: 50th, 90th and 99th percentile. tpot_ms is None if each reply came in one
         chunk.
-    is_identical: each reply equals that of mode `greedy`, token for token. None: not compared.
+    is_identical: each reply equals that of mode `greedy`, token for token. None: none is known to
+        differ, but not all were compared.
     error: what ended the round early; its figures are then those of the replies before that.
     """
 

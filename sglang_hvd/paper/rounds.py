@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_hvd.paper.results import Measurement, Result, Template
 
@@ -14,7 +14,8 @@ class Measured:
     """A figure of a run.
 
     value: median over the rounds. low, high: the lowest and the highest round.
-    note: what it lacks; empty if it is whole.
+    note: the data sets that a mean has, such as "2 of 3"; empty if it has all.
+    rounds_note: likewise the rounds, such as "1 of 3 rounds".
     """
 
     value: float
@@ -22,6 +23,7 @@ class Measured:
     high: float
     num_rounds: int
     note: str = ""
+    rounds_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Counts of one mode in one round, over several data sets."""
+    """Counts of one mode, over several data sets or rounds."""
 
     num_tokens: int
     seconds: float
@@ -59,7 +61,7 @@ class Total:
     cycles: Mapping[str, int]
 
     @classmethod
-    def of(cls, parts: Sequence[Measurement]) -> "Total":
+    def of(cls, parts: "Sequence[Measurement | Total]") -> "Total":
         cycles: Counter[str] = Counter()
         for part in parts:
             cycles.update(part.cycles)
@@ -93,10 +95,14 @@ class Total:
         cycles per 1000 tokens only over all of them: 1000 / 397.8 - 1 is the 1.51 of its row
         Suffix, where 97.6 % of the cycles verify a draft.
         """
-        return self.num_accepted / self.num_cycles if self._has_drafts else None
+        is_known = self._has_drafts or not self.cycles
+        return self.num_accepted / self.num_cycles if self.num_cycles and is_known else None
 
     def share(self, source: str) -> float | None:
-        """Share of the cycles that verify a draft of this source alone; of `both`, of both."""
+        """Share of the cycles that verify a draft of this source alone; of `both`, of both.
+
+        None if no cycle verifies a draft, or if the server does not say which do.
+        """
         return self.cycles.get(source, 0) / self.num_cycles if self._has_drafts else None
 
     @property
@@ -121,6 +127,7 @@ class Rounds:
         self.alone = Load("none") if are_plain else Load()
         self._of: dict[tuple[str, str, Load], dict[int, Measurement]] = {}
         self._broken: set[tuple[str, str, Load]] = set()
+        self._num_rounds = len({one.round for one in result.measurements})
         for one in result.measurements:
             key = one.mode, one.data_set, Load(one.template, one.concurrency, one.rate)
             if one.error is not None or not one.num_tokens or one.seconds <= 0:
@@ -169,13 +176,21 @@ class Rounds:
         if not parts:
             return NOT_RUN
         return {
-            number: Total.of([part[number] for part in parts]) for number in _common_rounds(parts)
+            number: Total.of([part[number] for part in parts]) for number in common_rounds(parts)
         } or Missing("no whole round")
 
     def speedup(self, mode: str, base: str, data_set: str, load: Load | None = None) -> Cell:
         """Throughput over that of another mode on the same prompts."""
         found = self._ratios(mode, base, data_set, load)
-        return found if isinstance(found, Missing) else over_rounds(found)
+        return found if isinstance(found, Missing) else self.over(found)
+
+    def over(self, values: Mapping[int, float], note: str = "") -> Measured:
+        """The figure of these rounds, which says so if the run has more."""
+        return replace(over_rounds(values, note), rounds_note=self.rounds_note(len(values)))
+
+    def rounds_note(self, number: int) -> str:
+        """What a figure of so many rounds says of them; empty if the run has no more."""
+        return f"{number} of {self._num_rounds} rounds" if number < self._num_rounds else ""
 
     def mean_speedup(
         self,
@@ -192,11 +207,11 @@ class Rounds:
         if not ratios:
             return next((one for one in found if isinstance(one, Missing)), NOT_RUN)
         mean = statistics.geometric_mean if is_geometric else statistics.fmean
-        means = {number: mean([one[number] for one in ratios]) for number in _common_rounds(ratios)}
+        means = {number: mean([one[number] for one in ratios]) for number in common_rounds(ratios)}
         if not means:
             return Missing("no whole round")
         note = "" if len(ratios) == len(found) else f"{len(ratios)} of {len(found)}"
-        return over_rounds(means, note)
+        return self.over(means, note)
 
     def noise(self, data_sets: Sequence[str], load: Load | None = None) -> Cell:
         """See `noise_of`. Of several data sets, it is that of the mean of their speedups."""
@@ -215,7 +230,8 @@ class Rounds:
         if isinstance(found, Missing):
             return found
         share = math.expm1(math.hypot(*logs) / len(logs))
-        return Measured(share, share, share, found.num_rounds)
+        note = self.rounds_note(found.num_rounds)
+        return Measured(share, share, share, found.num_rounds, rounds_note=note)
 
     def _ratios(
         self, mode: str, base: str, data_set: str, load: Load | None
@@ -226,7 +242,7 @@ class Rounds:
         if isinstance(theirs, Missing):
             return theirs
         # Rounds are interleaved, so that a machine that slows down meets both modes.
-        rounds = _common_rounds([mine, theirs])
+        rounds = common_rounds([mine, theirs])
         if any(mine[number].num_requests != theirs[number].num_requests for number in rounds):
             return Missing("other prompts")
         return {
@@ -251,7 +267,7 @@ def noise_of(throughputs: Sequence[Mapping[int, float]]) -> Cell:
     """
     num_rounds = max(map(len, throughputs), default=0)
     whole = [one for one in throughputs if len(one) == num_rounds]
-    rounds = _common_rounds(whole) if whole else []
+    rounds = common_rounds(whole) if whole else []
     if len(rounds) < 2:
         return Missing("one round" if whole else NOT_RUN.why)
     if len(whole) < 2:
@@ -273,7 +289,15 @@ def noise_of(throughputs: Sequence[Mapping[int, float]]) -> Cell:
 
 
 def _student_95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by Cornish and Fisher's expansion of the normal one."""
+    """The 97.5 % quantile of Student's t.
+
+    It is exact for one and two degrees of freedom. From three on, Cornish and Fisher's expansion of
+    the normal quantile is too low by less than 1 %.
+    """
+    if freedom == 1:
+        return math.tan(0.475 * math.pi)
+    if freedom == 2:
+        return 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
     z = statistics.NormalDist().inv_cdf(0.975)
     return (
         z
@@ -283,5 +307,6 @@ def _student_95(freedom: int) -> float:
     )
 
 
-def _common_rounds(parts: Sequence[Mapping[int, object]]) -> list[int]:
+def common_rounds(parts: Sequence[Mapping[int, object]]) -> list[int]:
+    """The rounds that every part has. There is one part at least."""
     return sorted(set.intersection(*(set(part) for part in parts)))

@@ -1,10 +1,12 @@
 """How fast a run decodes: tables 1, 3, 4 and 11 to 13, figures 4 and 5, and other loads."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from sglang_hvd.paper import published
-from sglang_hvd.paper.results import Template
+from sglang_hvd.paper.results import Measurement, Template
 from sglang_hvd.paper.rounds import (
     Cell,
     Load,
@@ -128,12 +130,11 @@ def runs_by_data_set(run: RunData) -> Table:
             rows.append(TableRow(title_of(name)))
             for mode in run.modes:
                 found = run.rounds.of(mode, name)
-                cells: list[Cell] = _run_cells(run, mode, [name])
-                if isinstance(found, Missing):
-                    cells += [found] * 2
-                else:
-                    cells += [_percentile([m.ttft_ms for m in found.values()], 0)]
-                    cells += [_percentile([m.tpot_ms for m in found.values()], 0)]
+                cells = [
+                    *_run_cells(run, mode, [name]),
+                    _figure(run, found, lambda m: m.ttft_ms[0] if m.ttft_ms else None),
+                    _figure(run, found, lambda m: m.tpot_ms[0] if m.tpot_ms else None),
+                ]
                 rows.append(TableRow(run.label(mode), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Each data set",
@@ -173,11 +174,11 @@ def _run_cells(run: RunData, mode: str, data_sets: Sequence[str]) -> list[Cell]:
     """Throughput, cycles per 1000 tokens, accepted per cycle, and shares of the drafts' sources."""
     found = run.rounds.totals(mode, data_sets)
     return [
-        _figure(found, lambda total: total.throughput),
-        _figure(found, lambda total: total.cycles_per_1k),
-        _figure(found, lambda total: total.mean_accepted),
+        _figure(run, found, lambda total: total.throughput),
+        _figure(run, found, lambda total: total.cycles_per_1k),
+        _figure(run, found, lambda total: total.mean_accepted),
         *(
-            _figure(found, partial(Total.share, source=source))
+            _figure(run, found, partial(Total.share, source=source))
             for source in ("cache", "model", "both")
         ),
     ]
@@ -191,13 +192,18 @@ def _paper_cells(figures: published.PaperRun | None) -> list[Cell | Quoted]:
     )
 
 
-def _figure(found: dict[int, Total] | Missing, of: Callable[[Total], float | None]) -> Cell:
-    """A figure of each round's total, as its median and spread."""
+_OfRound = TypeVar("_OfRound", Measurement, Total)
+
+
+def _figure(
+    run: RunData, found: dict[int, _OfRound] | Missing, of: Callable[[_OfRound], float | None]
+) -> Cell:
+    """A figure of each round, as its median and spread."""
     if isinstance(found, Missing):
         return found
     values = {number: of(total) for number, total in found.items()}
     known = {number: value for number, value in values.items() if value is not None}
-    return over_rounds(known) if known else NONE
+    return run.rounds.over(known) if known else NONE
 
 
 def _of_sets(data_sets: Sequence[str]) -> str:
@@ -212,8 +218,8 @@ def breakdown(run: RunData) -> Table:
     for mode in run.modes:
         found = run.rounds.totals(mode, data_sets)
         cells = [
-            _figure(found, lambda total: total.cycles_per_1k),
-            _figure(found, lambda total: total.cycle_ms),
+            _figure(run, found, lambda total: total.cycles_per_1k),
+            _figure(run, found, lambda total: total.cycle_ms),
         ]
         of_paper = quoted(*published.BREAKDOWN.get(mode, (None, None)))
         rows.append(TableRow(run.label(mode), (*cells, *of_paper), run.marks(cells, data_sets)))
@@ -264,9 +270,9 @@ def templates(run: RunData) -> Table:
         for template, says in _TEMPLATES.items():
             found = run.rounds.totals(mode, [name], Load(template))
             cells = [
-                _figure(found, lambda total: total.mean_accepted),
-                _figure(found, lambda total: total.cycles_per_1k),
-                _figure(found, lambda total: total.throughput),
+                _figure(run, found, lambda total: total.mean_accepted),
+                _figure(run, found, lambda total: total.cycles_per_1k),
+                _figure(run, found, lambda total: total.throughput),
             ]
             paper = published.TEMPLATES.get((template, mode))
             of_paper = (
@@ -322,12 +328,14 @@ def load_figures(run: RunData, load: Load) -> tuple[list[str], dict[str, list[Ce
     for mode in modes:
         found = run.rounds.totals(mode, data_sets, load)
         parts = [run.rounds.of(mode, name, load) for name in data_sets]
-        all_of = [m for part in parts if not isinstance(part, Missing) for m in part.values()]
+        whole = [part for part in parts if not isinstance(part, Missing)]
+        all_of = [m for part in whole for m in part.values()]
+        note = run.rounds.rounds_note(min(map(len, whole), default=0))
         figures[mode] = [
-            _figure(found, lambda total: total.throughput),
+            _figure(run, found, lambda total: total.throughput),
             run.rounds.mean_speedup(mode, "greedy", data_sets, load),
-            *(_percentile([m.ttft_ms for m in all_of], index) for index in range(3)),
-            *(_percentile([m.tpot_ms for m in all_of], index) for index in range(3)),
+            *(_percentile([m.ttft_ms for m in all_of], index, note) for index in range(3)),
+            *(_percentile([m.tpot_ms for m in all_of], index, note) for index in range(3)),
         ]
     return data_sets, figures
 
@@ -340,10 +348,12 @@ def load_name(load: Load) -> str:
     )
 
 
-def _percentile(of: Sequence[tuple[float, float, float] | None], index: int) -> Cell:
+def _percentile(
+    of: Sequence[tuple[float, float, float] | None], index: int, rounds_note: str
+) -> Cell:
     """The median of one of several measurements' percentiles."""
     known = {number: one[index] for number, one in enumerate(of) if one is not None}
-    return over_rounds(known) if known else NONE
+    return replace(over_rounds(known), rounds_note=rounds_note) if known else NONE
 
 
 def machines(all_runs: Sequence[RunData]) -> Table:
@@ -356,8 +366,8 @@ def machines(all_runs: Sequence[RunData]) -> Table:
         for mode in ("eagle3", *METHODS):
             found = run.rounds.totals(mode, shared)
             cells += [
-                _figure(found, lambda total: total.throughput),
-                _figure(found, lambda total: total.cycles_per_1k),
+                _figure(run, found, lambda total: total.throughput),
+                _figure(run, found, lambda total: total.cycles_per_1k),
             ]
         cells += [run.rounds.mean_speedup(method, "eagle3", shared) for method in METHODS]
         where = f"{run.machine}: {', '.join(map(title_of, shared))}" if shared else run.machine

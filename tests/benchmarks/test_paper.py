@@ -117,21 +117,31 @@ def test_a_measurement_counts_tokens_cycles_and_accepted_drafts() -> None:
 
 def test_a_reply_that_differs_from_greedys_is_told() -> None:
     answers = [answer(0, [1, 2], num_cycles=1), answer(1, [3], num_cycles=0)]
-    same = {("0", 0): (1, 2)}  # greedy had fewer prompts
+    same = {("0", 0): (1, 2), ("1", 0): (3,)}
     assert measurement_of(JOB, answers, 1, expected=same).is_identical
     other = {**same, ("1", 0): (4,)}
     assert measurement_of(JOB, answers, 1, expected=other).is_identical is False
     assert measurement_of(JOB, answers, 1, expected=None).is_identical is None
 
 
+def test_replies_that_greedy_does_not_have_are_not_called_identical() -> None:
+    answers = [answer(0, [1, 2], num_cycles=1), answer(1, [3], num_cycles=0)]
+    fewer = {("0", 0): (1, 2)}
+    assert measurement_of(JOB, answers, 1, expected=fewer).is_identical is None
+    assert measurement_of(JOB, answers, 1, expected={("0", 0): (9,)}).is_identical is False
+
+
 @pytest.mark.parametrize(
-    ("mode", "source"),
-    [("greedy", "none"), ("eagle3", "model"), ("eagle3-adaptive", "model"), ("ngram", "cache")],
+    ("mode", "cycles"),
+    [
+        *(("greedy", {"none": 4}), ("eagle3", {"model": 4}), ("eagle3-adaptive", {"model": 4})),
+        ("ngram", {}),  # SGLang does not say
+    ],
 )
-def test_cycles_of_modes_without_hvd_have_one_source(mode: str, source: str) -> None:
+def test_cycles_of_modes_without_hvd_have_one_source(mode: str, cycles: dict[str, int]) -> None:
     job = JOB._replace(mode=mode)
     found = measurement_of(job, [answer(0, [1] * 9, num_cycles=4)], 1, expected=None)
-    assert (found.cycles, found.accepted) == ({source: 4}, {})
+    assert (found.num_cycles, found.cycles, found.accepted) == (4, cycles, {})
 
 
 def test_a_round_that_gave_no_reply_has_no_figures_but_its_error() -> None:
@@ -412,6 +422,13 @@ def test_prompts_are_drawn_once_and_samples_are_marked(draw_samples: Draw) -> No
         assert all(prompt.follow_ups for prompt in drawn.measured)
 
 
+def test_an_open_loop_never_waits_for_a_place_in_the_server(draw_samples: Draw) -> None:
+    drawn = draw_samples("mt-bench", "mbpp", num_measured=5)
+    assert paper.max_running([1, 2], [], drawn) == 2
+    assert paper.max_running([1, 2], [0.5], drawn) == 5
+    assert paper.max_running([1, 32], [0.5], drawn) == 32
+
+
 def test_prompts_of_other_settings_are_refused(draw_samples: Draw) -> None:
     draw_samples("mbpp")
     with pytest.raises(ValueError, match=r"mbpp.json was drawn with other settings \(seed differ"):
@@ -531,6 +548,60 @@ def test_runs_of_two_machines_are_put_side_by_side() -> None:
         side_by_side([of_machine("H100", 2, 1), other])
     same = side_by_side([of_machine("H100", 2, 1)] * 2)
     assert {row["machine"] for row in same} == {"H100 (run 1)", "H100 (run 2)"}
+
+
+def two_sets(gpu: str, *, without: Sequence[tuple[str, str, int]] = ()) -> Result:
+    """Two rounds of two data sets, in which EAGLE3 is twice as fast as greedy decoding.
+
+    without: the modes, data sets and rounds that an error ended.
+    """
+    return result(
+        machine=Machine(gpu=gpu, num_gpus=1, cpu="made up", num_cores=2, memory_gb=8),
+        data_sets=(data_set("fast"), data_set("slow")),
+        measurements=tuple(
+            measurement(
+                mode,
+                seconds=seconds * slower,
+                data_set=name,
+                round=number,
+                error="gone" if (mode, name, number) in without else None,
+            )
+            for mode, seconds in (("greedy", 2), ("eagle3", 1))
+            for name, slower in (("fast", 1), ("slow", 10))
+            for number in range(2)
+        ),
+    )
+
+
+@pytest.mark.parametrize("mode", ["greedy", "eagle3"])
+def test_a_broken_round_of_a_data_set_does_not_change_a_comparison(mode: str) -> None:
+    """A side that lacks a round of one data set would else have another mix of data sets."""
+    broken = two_sets("H100", without=[(mode, "slow", 1)])
+    rows = side_by_side([broken, two_sets("B200")])
+    assert [row["speedup"] for row in rows] == pytest.approx([0.5, 0.5, 1, 1])
+    # 200 tokens in 22 and in 11 seconds.
+    assert [row["tokens_per_s"] for row in rows] == pytest.approx([200 / 22] * 2 + [200 / 11] * 2)
+
+
+def test_sides_without_a_common_round_have_no_speedup() -> None:
+    broken = [("greedy", "slow", 0), ("eagle3", "fast", 1)]
+    rows = side_by_side([two_sets("H100", without=broken), two_sets("B200")])
+    assert [row["speedup"] for row in rows] == [None, None, 1, 1]
+    never = two_sets("H100", without=[("eagle3", "slow", 0), ("eagle3", "fast", 1)])
+    rows = side_by_side([never, two_sets("B200")])
+    assert [row["tokens_per_s"] for row in rows][2:] == [None, None]
+
+
+def test_runs_with_and_without_a_template_are_not_compared() -> None:
+    runs = [
+        result(
+            data_sets=(data_set("mbpp"),),
+            measurements=(measurement("eagle3", seconds=2, template=template),),
+        )
+        for template in ("official", "none")
+    ]
+    with pytest.raises(ValueError, match="runs of different template cannot be compared: none, of"):
+        side_by_side(runs)
 
 
 def test_join_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from sglang_hvd.paper.result_page import sentences, write_page
-from sglang_hvd.paper.results import Result
+from sglang_hvd.paper.results import Mode, Result
 from sglang_hvd.paper.table_values import RunData
 from tests.paper.made_up import (
     CPU,
@@ -148,11 +149,40 @@ def test_a_mean_over_fewer_data_sets_says_so() -> None:
     assert "times as fast as greedy decoding (geometric mean of 1 of 2 data sets)." in said
 
 
-def test_runs_of_other_revisions_of_a_data_set_differ() -> None:
-    other = result(["mbpp"], data_sets_of=(data_set("mbpp", revision="other"),))
-    assert said_of(result(["mbpp"]), other).endswith("than the machine: data sets.")
-    assert said_of(result(["mbpp"]), result(["mbpp"])).endswith(
-        "All runs have the same prompts, seed, limits and flags."
+@pytest.mark.parametrize(
+    ("differs", "told"),
+    [
+        *(
+            ({"data_sets": (data_set("mbpp", **fields),)}, "data sets")
+            for fields in (
+                *({"revision": "other"}, {"source": "mine.jsonl"}),
+                *({"num_measured": 5}, {"num_warm_up": 5}, {"signs": {"paths": 9.0}}),
+            )
+        ),
+        ({"versions": {"sglang": "0.5.24"}}, "versions"),
+        ({"modes": (Mode(name="hvd", label="HVD", flags=("--hvd-policy", "both")),)}, "modes"),
+        ({"max_new_tokens": 64}, "max new tokens"),
+        (
+            {"measurements": (measurement("hvd", "mbpp", template="none"),)},
+            "template",
+        ),
+    ],
+)
+def test_runs_say_what_differs(differs: dict[str, Any], told: str) -> None:
+    first = result(["mbpp"], ["hvd"])
+    other = first.model_copy(update=differs)
+    assert said_of(first, other).endswith(f"than the machine: {told}.")
+
+
+def test_runs_in_other_folders_are_the_same() -> None:
+    runs = [
+        result(["mbpp"]).model_copy(
+            update={"modes": (Mode(name="hvd", label="HVD", flags=("--hvd-predictor", path)),)}
+        )
+        for path in ("/one/predictor.safetensors", "/another/predictor.safetensors")
+    ]
+    assert said_of(*runs).endswith(
+        "All runs have the same prompts, seed, limits, flags and versions."
     )
 
 
@@ -220,6 +250,26 @@ def test_a_broken_measurement_is_listed_and_not_counted() -> None:
     )
     assert "CUDA out of memory" in cells(parse(page))
     assert "broke off" in cells(parse(page))
+
+
+def test_a_cell_that_lacks_rounds_says_how_many_it_has() -> None:
+    kept = result(["mbpp"])
+    broken = tuple(
+        one.model_copy(update={"error": "the server ended"})
+        if (one.mode, one.round) == ("hvd", 1)
+        else one
+        for one in kept.measurements
+    )
+    tree = parse(write_page([kept.model_copy(update={"measurements": broken})], command=MADE))
+    for name, said in (
+        ("Table 1", "2.402 of 3 rounds"),
+        ("Table 11", "252.0240.0 to 264.02 of 3 rounds"),
+        ("Figure 2", "34.62 of 3 rounds"),
+        ("Each data set", "20.02 of 3 rounds"),
+        ("Loads", "20.02 of 3 rounds"),
+    ):
+        assert said in cells(table_of(tree, name)), name
+    assert "of 3 rounds" not in text_of(write_page([kept], command=MADE))
 
 
 def test_several_runs_begin_with_figure_5_and_say_how_they_differ() -> None:
