@@ -140,19 +140,22 @@ class _Reader:
     def __init__(self, source: Path, save_tokenizer: Callable[[Path], int | None]) -> None:
         self._received: queue.Queue[TextPiece | _End] = queue.Queue(maxsize=_IDLE_PIECES)
         self._process: subprocess.Popen[bytes] | None = None
-        # What the process says when it fails; _receive closes it.
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
+            # What the process says when it fails; _receive closes it.
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115
             self._folder = tempfile.TemporaryDirectory(
                 prefix="hvd-warm-up-", ignore_cleanup_errors=True
             )
             self._process = self._start(source, save_tokenizer)
-        except (OSError, ValueError) as error:  # also how transformers says "no tokenizer"
-            self._received.put((" ".join(str(error).split()),))
-            return
-        assert self._process.stdout is not None
-        given = self._process, self._process.stdout
-        threading.Thread(target=self._receive, args=given, name="hvd-warm-up", daemon=True).start()
+            assert self._process.stdout is not None
+            given = self._process, self._process.stdout
+            thread = threading.Thread(
+                target=self._receive, args=given, name="hvd-warm-up", daemon=True
+            )
+            thread.start()
+        # Also how transformers says that there is no tokenizer, or that it cannot be saved.
+        except (OSError, ValueError, RuntimeError) as error:
+            self._received.put((" ".join(str(error).split()) or repr(error),))
 
     def _start(
         self, source: Path, save_tokenizer: Callable[[Path], int | None]
@@ -188,14 +191,18 @@ class _Reader:
             self.take(_IDLE_PIECES)  # the thread may wait for room
 
     def _receive(self, process: subprocess.Popen[bytes], pipe: BinaryIO) -> None:
-        while (piece := read_piece(pipe)) is not None:
-            self._received.put(piece)
-        code = process.wait()
-        self._folder.cleanup()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()
-        self._errors.close()
-        fault = None
-        if code != 0:
-            fault = lines[-1] if lines else f"the process that reads texts ended with code {code}"
-        self._received.put((fault,))
+        fault: str | None = "the texts cannot be received: the server's log has the exception"
+        try:
+            while (piece := read_piece(pipe)) is not None:
+                self._received.put(piece)
+            code = process.wait()
+            self._folder.cleanup()
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").splitlines()
+            self._errors.close()
+            fault = None
+            if code != 0:
+                ended = f"the process that reads texts ended with code {code}"
+                fault = lines[-1] if lines else ended
+        finally:  # a warm-up without an end would go on forever
+            self._received.put((fault,))
