@@ -119,6 +119,30 @@ def test_a_step_hands_over_one_piece(tmp_path: Path) -> None:
     assert max(added) - 1000 < PIECE_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("cache", "max_tokens"),
+    [
+        # Until so many tokens wait, and the rest of the piece that reaches them.
+        (cache_of(), 64 * 1024 + 5_000),
+        (SuffixCache(deterministic=True), 10_000),
+        (cache_of(background=False), 10_000),
+        (SuffixCache.as_in_paper(), 10_000),
+    ],
+)
+def test_a_request_that_ends_a_sleep_waits_for_few_tokens(
+    tmp_path: Path, cache: SuffixCache, max_tokens: int
+) -> None:
+    warm_up = warm_up_of(token_lines(tmp_path / "ids.jsonl", 500), cache)
+    assert warm_up._reader is not None
+    deadline = time.monotonic() + HANGS_AFTER_S
+    while not warm_up._reader._received.full():  # the server sleeps
+        assert time.monotonic() < deadline, "the reading process hangs"
+        time.sleep(0.001)
+    warm_up.go_on(is_idle=True)
+    assert max_tokens - 5_000 <= warm_up.describe()["num_tokens"] <= max_tokens
+    assert finished(warm_up)["num_tokens"] == 500_000
+
+
 def test_what_cannot_be_read_ends_the_warm_up_and_keeps_the_texts_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
