@@ -56,13 +56,14 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launch | None = None
         if not urls:
             urls, unserved = stack.enter_context(_servers(options.modes, launch))
         bounds = Bounds(options.max_ttft_ms, options.max_tpot_ms)
+        cells, ended = _expected_cells(urls, options)
         rows = measure(
-            urls,
-            _cells(urls, options),
+            {mode: url for mode, url in urls.items() if mode not in ended},
+            cells,
             rounds=options.rounds,
             bounds=None if bounds == Bounds() else bounds,
             seed=options.seed,
-            unserved=unserved,
+            unserved=unserved | ended,
         )
     print(table_of(rows))
     write_rows(options.json, map(asdict, rows))
@@ -103,8 +104,13 @@ class _OfServer:
     """The chat template of a server's tokenizer."""
 
     def __init__(self, url: str) -> None:
-        with urllib.request.urlopen(f"{url}/model_info", timeout=60) as response:
-            self._tokenizer = AutoTokenizer.from_pretrained(json.load(response)["tokenizer_path"])
+        """Raises ServerFailed if the server does not say which tokenizer it has."""
+        try:
+            with urllib.request.urlopen(f"{url}/model_info", timeout=60) as response:
+                path = json.load(response)["tokenizer_path"]
+        except OSError as error:
+            raise ServerFailed(f"{url}: {error}") from error
+        self._tokenizer = AutoTokenizer.from_pretrained(path)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
         rendered = self._tokenizer.apply_chat_template(
@@ -121,10 +127,28 @@ def _prompts(name: str, num: int, options: argparse.Namespace) -> list[Prompt]:
     return [Prompt.of_user(*(turn.user for turn in session.turns)) for session in sessions]
 
 
-def _cells(urls: Mapping[str, str], options: argparse.Namespace) -> list[Cell]:
-    """The cells of all workloads, then those of the phases. The expected answers are those of plain
-    decoding, one request at a time, or of the first mode if no server decodes plainly."""
-    url = urls.get("plain", next(iter(urls.values())))
+def _expected_cells(
+    urls: Mapping[str, str], options: argparse.Namespace
+) -> tuple[list[Cell], dict[str, str]]:
+    """The cells, and by mode why its server ended before all expected answers were known.
+
+    The expected answers are those of plain decoding, or of the first mode if no server decodes
+    plainly. If that server ends, they are those of the next one. Raises ServerFailed if none is
+    left.
+    """
+    ended: dict[str, str] = {}
+    for mode in sorted(urls, key=lambda mode: mode != "plain"):
+        try:
+            return _cells(urls[mode], options), ended
+        except ServerFailed as error:
+            ended[mode] = " ".join(str(error).split())
+            print(f"{mode} has ended: {ended[mode]}", file=sys.stderr)
+    raise ServerFailed("no server is left that could give the expected answers")
+
+
+def _cells(url: str, options: argparse.Namespace) -> list[Cell]:
+    """The cells of all workloads, then those of the phases. url: of the server whose answers, one
+    request at a time, are expected."""
     template = _OfServer(url) if options.template == "official" else None
 
     def request(prompt: Prompt) -> dict[str, Any]:

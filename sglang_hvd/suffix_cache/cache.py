@@ -74,6 +74,8 @@ class SuffixCache:
         paper: PaperSettings | None = None,
     ) -> None:
         shared, each = _budgets(shared_cache_tokens, namespace_tokens)
+        # Whether texts that are added delay the caller until they are indexed.
+        self.indexes_inline = deterministic or not background or paper is not None
         self._slots: dict[Hashable, int] = {}
         self.core = CacheCore(
             CacheSettings(

@@ -301,6 +301,39 @@ def test_a_rate_is_measured_from_the_command_line(
     assert "good per s" in capsys.readouterr().out
 
 
+class _Refusing(_Handler):
+    fault = "refuses"
+
+
+def test_the_next_server_gives_the_expected_answers_if_the_first_has_ended(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tmp_path / "rows.json"
+    flags = ["--workloads", "chat", "--sessions", "2", "--concurrency", "1", "--rounds", "1"]
+    gone = "http://127.0.0.1:1"
+    with serving(_Refusing) as refusing:
+        ended = ["--attach", f"eagle3={gone}", "--attach", f"plain={refusing}"]
+        served = ["--attach", f"payoff={server}"]
+        assert main([*ended, *served, *flags, "--json", str(found)]) == 1
+        faults = capsys.readouterr().err.splitlines()
+        with pytest.raises(SystemExit, match="2"):
+            run(lambda: main([*ended, *flags]))
+    assert [line.split(": ")[:2] for line in faults] == [
+        ["plain has ended", refusing],
+        ["eagle3 has ended", gone],
+    ]
+    rows = {row["mode"]: row for row in json.loads(found.read_text())}
+    assert {mode: (row["num_rounds"], row["is_complete"]) for mode, row in rows.items()} == {
+        "payoff": (1, True),
+        "plain": (0, False),
+        "eagle3": (0, False),
+    }
+    assert "500" in rows["plain"]["fault"]
+    assert rows["payoff"]["outputs_identical"]
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "error: no server is left that could give the expected answers"
+
+
 def test_a_workload_that_comes_back_brings_other_conversations(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

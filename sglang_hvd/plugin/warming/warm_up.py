@@ -21,8 +21,9 @@ from sglang_hvd.suffix_cache import SharedOutputs, SuffixCache
 logger = logging.getLogger(__name__)
 
 _LOG_SECONDS = 10.0
-# Pieces between two steps, and while nothing runs. They wait in the queue while SGLang sleeps.
-_STEP_PIECES, _IDLE_PIECES = 1, 64
+# Pieces between two steps, and while nothing runs. They wait in the queue while SGLang sleeps, and
+# enter just as a request wakes it: few may, where the request waits until they are indexed.
+_STEP_PIECES, _INLINE_IDLE_PIECES, _IDLE_PIECES = 1, 2, 64
 # Ranks exchange pieces so many steps apart, because each exchange costs a message.
 _STEPS_APART = 4
 # Until so many tokens are indexed, no more are handed over: prompts of requests wait behind them.
@@ -73,11 +74,12 @@ class WarmUp:
             if self._ranks.process_group is not None and self._num_steps % _STEPS_APART:
                 return
         found: tuple[list[TextPiece], _End | None] = [], None
-        if (
-            self._reader is not None
-            and self._cache.stats().num_pending_tokens < _MAX_PENDING_TOKENS
-        ):
-            found = self._reader.take(_IDLE_PIECES if is_idle else _STEP_PIECES)
+        if self._reader is not None:
+            idle_pieces = _INLINE_IDLE_PIECES if self._cache.indexes_inline else _IDLE_PIECES
+            found = self._reader.take(
+                idle_pieces if is_idle else _STEP_PIECES,
+                _MAX_PENDING_TOKENS - self._cache.stats().num_pending_tokens,
+            )
         pieces, end = self._ranks.of_first(found)
         for piece in pieces:
             fault = self._add(piece)
@@ -140,19 +142,22 @@ class _Reader:
     def __init__(self, source: Path, save_tokenizer: Callable[[Path], int | None]) -> None:
         self._received: queue.Queue[TextPiece | _End] = queue.Queue(maxsize=_IDLE_PIECES)
         self._process: subprocess.Popen[bytes] | None = None
-        # What the process says when it fails; _receive closes it.
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
+            # What the process says when it fails; _receive closes it.
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115
             self._folder = tempfile.TemporaryDirectory(
                 prefix="hvd-warm-up-", ignore_cleanup_errors=True
             )
             self._process = self._start(source, save_tokenizer)
-        except (OSError, ValueError) as error:  # also how transformers says "no tokenizer"
-            self._received.put((" ".join(str(error).split()),))
-            return
-        assert self._process.stdout is not None
-        given = self._process, self._process.stdout
-        threading.Thread(target=self._receive, args=given, name="hvd-warm-up", daemon=True).start()
+            assert self._process.stdout is not None
+            given = self._process, self._process.stdout
+            thread = threading.Thread(
+                target=self._receive, args=given, name="hvd-warm-up", daemon=True
+            )
+            thread.start()
+        # Also how transformers says that there is no tokenizer, or that it cannot be saved.
+        except (OSError, ValueError, RuntimeError) as error:
+            self._received.put((" ".join(str(error).split()) or repr(error),))
 
     def _start(
         self, source: Path, save_tokenizer: Callable[[Path], int | None]
@@ -169,10 +174,10 @@ class _Reader:
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},  # the cores serve
         )
 
-    def take(self, max_pieces: int) -> tuple[list[TextPiece], _End | None]:
-        """What was read by now, and its end."""
+    def take(self, max_pieces: int, num_tokens: int) -> tuple[list[TextPiece], _End | None]:
+        """What was read by now, and its end. num_tokens: no piece follows so many tokens."""
         pieces: list[TextPiece] = []
-        while len(pieces) < max_pieces:
+        while len(pieces) < max_pieces and num_tokens > 0:
             try:
                 found = self._received.get_nowait()
             except queue.Empty:
@@ -180,22 +185,27 @@ class _Reader:
             if isinstance(found, tuple):
                 return pieces, found
             pieces.append(found)
+            num_tokens -= len(found.token_ids)
         return pieces, None
 
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self.take(_IDLE_PIECES)  # the thread may wait for room
+            self.take(_IDLE_PIECES, sys.maxsize)  # the thread may wait for room
 
     def _receive(self, process: subprocess.Popen[bytes], pipe: BinaryIO) -> None:
-        while (piece := read_piece(pipe)) is not None:
-            self._received.put(piece)
-        code = process.wait()
-        self._folder.cleanup()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()
-        self._errors.close()
-        fault = None
-        if code != 0:
-            fault = lines[-1] if lines else f"the process that reads texts ended with code {code}"
-        self._received.put((fault,))
+        fault: str | None = "the texts cannot be received: the server's log has the exception"
+        try:
+            while (piece := read_piece(pipe)) is not None:
+                self._received.put(piece)
+            code = process.wait()
+            self._folder.cleanup()
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").splitlines()
+            self._errors.close()
+            fault = None
+            if code != 0:
+                ended = f"the process that reads texts ended with code {code}"
+                fault = lines[-1] if lines else ended
+        finally:  # a warm-up without an end would go on forever
+            self._received.put((fault,))

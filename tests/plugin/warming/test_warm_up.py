@@ -7,20 +7,29 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase
 
 from sglang_hvd.plugin.device.rank_group import RankGroup
-from sglang_hvd.plugin.warming.text_pipe import PIECE_TOKENS, pieces_of, read_piece, write_piece
+from sglang_hvd.plugin.warming import warm_up as warm_up_module
+from sglang_hvd.plugin.warming.text_pipe import (
+    PIECE_TOKENS,
+    TextPiece,
+    pieces_of,
+    read_piece,
+    write_piece,
+)
 from sglang_hvd.plugin.warming.warm_up import WarmUp
 from sglang_hvd.suffix_cache import SuffixCache
 from tests.e2e.forked_server import Nursery
@@ -110,6 +119,30 @@ def test_a_step_hands_over_one_piece(tmp_path: Path) -> None:
     assert max(added) - 1000 < PIECE_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("cache", "max_tokens"),
+    [
+        # Until so many tokens wait, and the rest of the piece that reaches them.
+        (cache_of(), 64 * 1024 + 5_000),
+        (SuffixCache(deterministic=True), 10_000),
+        (cache_of(background=False), 10_000),
+        (SuffixCache.as_in_paper(), 10_000),
+    ],
+)
+def test_a_request_that_ends_a_sleep_waits_for_few_tokens(
+    tmp_path: Path, cache: SuffixCache, max_tokens: int
+) -> None:
+    warm_up = warm_up_of(token_lines(tmp_path / "ids.jsonl", 500), cache)
+    assert warm_up._reader is not None
+    deadline = time.monotonic() + HANGS_AFTER_S
+    while not warm_up._reader._received.full():  # the server sleeps
+        assert time.monotonic() < deadline, "the reading process hangs"
+        time.sleep(0.001)
+    warm_up.go_on(is_idle=True)
+    assert max_tokens - 5_000 <= warm_up.describe()["num_tokens"] <= max_tokens
+    assert finished(warm_up)["num_tokens"] == 500_000
+
+
 def test_what_cannot_be_read_ends_the_warm_up_and_keeps_the_texts_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,10 +181,47 @@ def test_a_fault_is_said_in_one_line(tmp_path: Path, content: str | None, said: 
     assert held(cache) == 0
 
 
-def test_a_server_without_a_tokenizer_says_so_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("save", "said"),
+    [
+        (without_tokenizer, "there is no tokenizer in several lines"),
+        (PreTrainedTokenizerBase().save_vocabulary, "NotImplementedError()"),
+    ],
+)
+def test_a_server_without_a_tokenizer_says_so_and_goes_on(
+    tmp_path: Path, save: Callable[[Path], int | None], said: str
+) -> None:
     path = token_lines(tmp_path / "ids.jsonl", 1)
-    state = finished(warm_up_of(path, cache_of(), save=without_tokenizer))
-    assert state["error"] == "there is no tokenizer in several lines"
+    state = finished(warm_up_of(path, cache_of(), save=save))
+    assert state["error"] == said
+
+
+def test_a_server_without_room_for_temporary_files_says_so_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = token_lines(tmp_path / "ids.jsonl", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert "No such file or directory" in finished(warm_up_of(path, cache_of()))["error"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_piece_for_which_there_is_no_memory_ends_the_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read = 0
+
+    def read_one(pipe: BinaryIO) -> TextPiece | None:
+        nonlocal num_read
+        num_read += 1
+        if num_read > 1:
+            raise MemoryError
+        return read_piece(pipe)
+
+    monkeypatch.setattr(warm_up_module, "read_piece", read_one)
+    cache = cache_of()
+    state = finished(warm_up_of(token_lines(tmp_path / "ids.jsonl", 3000), cache))
+    assert state["error"] == "the texts cannot be received: the server's log has the exception"
+    assert held(cache) == state["num_tokens"] == 5_000
 
 
 def test_a_reading_process_that_is_killed_is_told(tmp_path: Path) -> None:
