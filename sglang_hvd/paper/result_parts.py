@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.paper import draft_tables, paper_plots, published, speed_tables
 from sglang_hvd.paper.draft_tables import family_payoffs, pooled
-from sglang_hvd.paper.rounds import Cell, Measured, Missing
+from sglang_hvd.paper.rounds import Cell, Measured
 from sglang_hvd.paper.speed_tables import mean_over
 from sglang_hvd.paper.table_values import METHODS, NONE, RunData, Table, title_of
 from sglang_hvd.view.frames import STYLE
@@ -117,27 +117,35 @@ def pace(run: RunData) -> str:
     """How fast the main method is in comparison with greedy decoding and EAGLE3."""
     method = main_method(run)
     label = run.label(method)
-    times = {base: mean_over(run, method, base) for base in _PROSE}
-    noise = run.rounds.noise(run.data_sets)
-    said = [
-        f"{cell.value:.2f} times as fast as {_PROSE[base]}{_within(cell, noise)}"
-        for base, cell in times.items()
-        if isinstance(cell, Measured)
-    ]
-    if not said:
-        return f"This run does not say how fast {label} is"
-    return f"{label} decodes {' and '.join(said)}"
+    faster, alike = [], []
+    for base, name in _PROSE.items():
+        cell = mean_over(run, method, base)
+        if not isinstance(cell, Measured):
+            continue
+        if is_chance(run, cell):
+            alike.append(f"{name} ({cell.value:.2f} times as fast, within the noise)")
+        else:
+            faster.append(f"{cell.value:.2f} times as fast as {name}")
+    if faster:
+        said = f"{label} decodes {' and '.join(faster)}"
+        return f"{said}; no difference from {alike[0]} was measured" if alike else said
+    if alike:
+        return f"No difference of {label} from {' and '.join(alike)} was measured"
+    return f"This run does not say how fast {label} is"
 
 
 _PROSE = {"greedy": "greedy decoding", "eagle3": "EAGLE3"}
 
 
-def _within(cell: Measured, noise: Cell) -> str:
-    """Says so if a speedup may be chance."""
-    if isinstance(noise, Missing):
-        return ""
-    is_chance = 1 / (1 + noise.value) <= cell.value <= 1 + noise.value
-    return " (within the noise)" if is_chance else ""
+def is_chance(run: RunData, mean: Measured) -> bool:
+    """Whether a mean speedup of all data sets is within the noise."""
+    noise = run.rounds.noise(run.data_sets)
+    return isinstance(noise, Measured) and (1 / (1 + noise.value) <= mean.value <= 1 + noise.value)
+
+
+def noted(run: RunData, mean: Measured) -> str:
+    """Says so if a mean speedup may be chance."""
+    return " (within the noise: no difference was measured)" if is_chance(run, mean) else ""
 
 
 def _range(cells: dict[str, Measured]) -> str:

@@ -1,7 +1,7 @@
 """Values that the tables of a result are made of."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from sglang_hvd.paper import published
 from sglang_hvd.paper.results import Result
@@ -71,14 +71,26 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A result, and what all its tables need to know of it."""
+    """A result, and what all its tables need to know of it.
+
+    number: tells runs of like machines apart; None if no two machines of the page are alike.
+    """
 
     result: Result
     rounds: Rounds
+    number: int | None = None
 
     @classmethod
     def of(cls, result: Result) -> "RunData":
         return cls(result, Rounds(result))
+
+    @classmethod
+    def all_of(cls, results: Sequence[Result]) -> list["RunData"]:
+        """The runs of one page."""
+        runs = list(map(cls.of, results))
+        if len({run.machine for run in runs}) == len(runs):
+            return runs
+        return [replace(run, number=number) for number, run in enumerate(runs, start=1)]
 
     @property
     def is_of_paper(self) -> bool:
@@ -93,9 +105,10 @@ class RunData:
     @property
     def machine(self) -> str:
         machine = self.result.machine
-        if machine.gpu is None:
-            return f"{machine.cpu}, {machine.num_cores} cores"
-        return machine.gpu if machine.num_gpus == 1 else f"{machine.num_gpus} {machine.gpu}"
+        name = machine.gpu or f"{machine.cpu}, {machine.num_cores} cores"
+        if machine.gpu is not None and machine.num_gpus != 1:
+            name = f"{machine.num_gpus} {name}"
+        return name if self.number is None else f"{name} (run {self.number})"
 
     @property
     def modes(self) -> list[str]:
