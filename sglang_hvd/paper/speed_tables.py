@@ -28,7 +28,11 @@ _TEMPLATES: Mapping[Template, str] = {
     "none": "template omitted",
     "official": "official template",
 }
-_MEDIANS = "Medians over the rounds, with the lowest and the highest round."
+_MEDIANS = (
+    "Figures are medians over the rounds, with the lowest and the highest round; a mean is that of "
+    "each round's mean."
+)
+_ONE_CHUNK = "A time near 0 per token is that of replies whose tokens came in one chunk."
 
 
 def speedups(run: RunData) -> Table:
@@ -89,7 +93,8 @@ def _mean_row(
         for method in METHODS
     ]
     cells = _beside(figures, paper)
-    cells.append(run.rounds.noise(measured))
+    # The noise is that of a geometric mean.
+    cells.append(run.rounds.noise(measured) if paper is None else NONE)
     return TableRow(name, tuple(cells), run.marks(cells[:-1], measured), is_mean=True)
 
 
@@ -302,8 +307,9 @@ def loads(run: RunData) -> Table:
         ]
     return Table(
         "Loads",
-        "Throughput of all data sets together, and the geometric mean of the speedups. Times are "
-        "medians of each data set's and round's percentile, with the lowest and the highest.",
+        "Throughput of all data sets together, and the geometric mean of the speedups, as the "
+        "median over the rounds of each round's mean. Latency: the percentile is taken per data "
+        f"set and round; the median is shown, with the lowest and the highest. {_ONE_CHUNK}",
         "way of decoding",
         (
             *(Column("tokens/s"), Column("over Greedy", "", 2)),
@@ -370,7 +376,8 @@ def machines(all_runs: Sequence[RunData]) -> Table:
     groups = [first.label(mode) for mode in ("eagle3", *METHODS)]
     return Table(
         "Figure 5",
-        "EAGLE3 and HVD by machine, one request at a time. The text of the paper does not give the "
+        f"EAGLE3 and HVD by machine, one request at a time. {_MEDIANS} The subcommand join adds up "
+        "its rounds instead, so its figures differ. The text of the paper does not give the "
         "throughputs of its figure.",
         "machine",
         (
