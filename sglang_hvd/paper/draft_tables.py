@@ -208,7 +208,8 @@ def selections(run: RunData) -> Table:
         rows.append(TableRow(run.result.model, (*cells, *[NONE] * 4), marks))
     for model, title in published.MODELS.items():
         paper = published.SELECTIONS[model]
-        cells = _selection_cells(whole if model == run.result.model else None)
+        is_own = model == run.result.model
+        cells = _selection_cells(whole) if is_own else [NONE] * 5
         quotes = quoted(paper.high, paper.selected, paper.precision, paper.recall)
         rows.append(TableRow(title, (*cells, *quotes), run.marks(cells, run.data_sets)))
     by_name = {one.data_set: one for one in run.result.selections}

@@ -106,7 +106,7 @@ def runs(run: RunData) -> Table:
     shown = dict(zip(heads, (1, 1, 2, 1, 1), strict=True))
     columns = [
         *(Column(h, "this run", n, 100 if "%" in h else 1) for h, n in shown.items()),
-        Column("both, %", "this run", 1, 100),
+        *(Column(head, "this run", 1, 100) for head in ("both, %", "none, %")),
         *(Column(h, f"paper, {published.MODELS[run.paper_model]}", n) for h, n in shown.items()),
     ]
     number = 11 + list(published.MODELS).index(run.paper_model)
@@ -118,7 +118,7 @@ def runs(run: RunData) -> Table:
     return Table(
         f"Table {number}" if run.is_of_paper else "Tables 11 to 13",
         f"{_of_sets(data_sets)}, one request at a time. {_MEDIANS} A cycle verifies a draft of the "
-        "cache, of EAGLE3, of both, or none.",
+        "cache, of EAGLE3, of both, or none. The paper does not give the last two shares.",
         "way of decoding",
         tuple(columns),
         tuple(rows),
@@ -142,12 +142,13 @@ def runs_by_data_set(run: RunData) -> Table:
                 rows.append(TableRow(run.label(mode), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Each data set",
-        f"One request at a time. {_MEDIANS}",
+        f"One request at a time. {_MEDIANS} {_ONE_CHUNK}",
         "way of decoding",
         (
             *(Column("tokens/s"), Column("cycles per 1K"), Column("accepted per cycle", "", 2)),
             *(Column("cache, %", "", 1, 100), Column("EAGLE3, %", "", 1, 100)),
-            *(Column("both, %", "", 1, 100), Column("first token, ms"), Column("per token, ms")),
+            *(Column("both, %", "", 1, 100), Column("none, %", "", 1, 100)),
+            *(Column("first token, ms"), Column("per token, ms")),
         ),
         tuple(rows),
     )
@@ -183,7 +184,7 @@ def _run_cells(run: RunData, mode: str, data_sets: Sequence[str]) -> list[Cell]:
         _figure(found, lambda total: total.mean_accepted),
         *(
             _figure(found, partial(Total.share, source=source))
-            for source in ("cache", "model", "both")
+            for source in ("cache", "model", "both", "none")
         ),
     ]
 
