@@ -9,7 +9,6 @@ from sglang_hvd.paper import published
 from sglang_hvd.paper.results import CalibrationBin, Selection
 from sglang_hvd.paper.rounds import NOT_RUN, Cell, Missing
 from sglang_hvd.paper.table_values import (
-    METHODS,
     NONE,
     Column,
     RunData,
@@ -34,7 +33,7 @@ def structure(run: RunData) -> Table:
     for family, names in run.families().items():
         rows.append(TableRow(family))
         for name in names:
-            cells = [*_signs(run, name, signs), *(cache_share(run, m, [name]) for m in METHODS)]
+            cells = [*_signs(run, name, signs), *(cache_share(run, m, [name]) for m in run.methods)]
             rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Figure 2",
@@ -43,7 +42,10 @@ def structure(run: RunData) -> Table:
         "data set",
         (
             *(Column(sign, "signs per 1000 characters", 2) for sign in signs),
-            *(Column(run.label(m), "cache drafts selected, % of cycles", 1, 100) for m in METHODS),
+            *(
+                Column(run.label(m), "cache drafts selected, % of cycles", 1, 100)
+                for m in run.methods
+            ),
         ),
         tuple(rows),
     )
@@ -143,9 +145,9 @@ def _accepted(run: RunData, mode: str, data_sets: Iterable[str]) -> Counter[int]
 def payoffs(run: RunData) -> Table:
     """Figure 3, and the same for the other modes that verify cache drafts."""
     rows = []
-    for mode in dict.fromkeys((published.METHOD, *run.modes)):
+    for mode in dict.fromkeys((run.methods[0], *run.modes)):
         of_families = {f: (names, _accepted(run, mode, names)) for f, names in _families(run)}
-        if mode != published.METHOD and not any(some for _, some in of_families.values()):
+        if mode != run.methods[0] and not any(some for _, some in of_families.values()):
             continue
         rows.append(TableRow(run.label(mode)))
         for family, (names, accepted) in of_families.items():

@@ -196,18 +196,20 @@ def _fewest(run: RunData, cycles: dict[str, float]) -> str:
 
 def _served(run: RunData, name: str) -> Part:
     cells = [
-        (title_of(one), run.rounds.speedup(published.METHOD, "eagle3", one))
+        (title_of(one), run.rounds.speedup(run.methods[0], "eagle3", one))
         for one in published.SERVED
     ]
     said = [f"{cell.value:.2f} on {one}" for one, cell in cells if isinstance(cell, Measured)]
     paper = " and ".join(f"{of[0]:.2f}" for of in published.SERVED.values())
-    label = run.label(published.METHOD)
+    label = run.label(run.methods[0])
+    is_run = any(one.mode == published.METHOD for one in run.result.measurements)
+    lacks = "The data sets of table 3 were" if is_run else f"{run.label(published.METHOD)} was"
     return _part(
         name,
         "Tables 3 and 4: serving, and the template",
         f"{label} over EAGLE3 when served: {', '.join(said)}; in the paper {paper}"
         if said
-        else f"This run does not serve what table 3 of the paper has ({paper} over EAGLE3)",
+        else f"{lacks} not run, so table 3 cannot be compared",
         "A model drafter has learned from prompts with the model's chat template. Without the "
         "template it is right less often.",
         [],
@@ -277,6 +279,7 @@ def _machines(runs: Sequence[RunData]) -> Part:
     table = speed_tables.machines(runs)
     modes = ("eagle3", *METHODS)
     speeds, cycles, times = [], [], []
+    method = runs[0].methods[0]
     for run, row in zip(runs, table.rows, strict=False):
         known = {
             mode: (speed.value, number.value)
@@ -285,7 +288,7 @@ def _machines(runs: Sequence[RunData]) -> Part:
         }
         speeds.append((run.machine, {mode: of[0] for mode, of in known.items()}))
         cycles.append((run.machine, {mode: of[1] for mode, of in known.items()}))
-        if isinstance(cell := row.cells[6], Measured):
+        if isinstance(cell := row.cells[6 + METHODS.index(method)], Measured):
             times.append(f"{cell.value:.2f} on {run.machine}")
     paper = [
         (
@@ -305,7 +308,7 @@ def _machines(runs: Sequence[RunData]) -> Part:
     if any(of for _, of in speeds):
         bars = paper_plots.machine_bars(runs, speeds, label="tokens per second", form=".1f")
         plots.insert(0, ("Tokens per second", bars))
-    label = runs[0].label(published.METHOD)
+    label = runs[0].label(method)
     quoted = ", ".join(f"{gpu.speedup:.2f} on {gpu.gpu}" for gpu in published.GPUS)
     return _part(
         "machines",
@@ -324,9 +327,9 @@ def _structure(run: RunData, name: str) -> Part:
     shares = {
         title_of(one): cell
         for one in run.data_sets
-        if isinstance(cell := draft_tables.cache_share(run, published.METHOD, [one]), Measured)
+        if isinstance(cell := draft_tables.cache_share(run, run.methods[0], [one]), Measured)
     }
-    label = run.label(published.METHOD)
+    label = run.label(run.methods[0])
     plots = []
     if draft_tables.sign_names(run):
         title = "Signs of structure in the prompts, per 1000 characters"
@@ -350,8 +353,8 @@ def _structure(run: RunData, name: str) -> Part:
 
 
 def _payoffs(run: RunData, name: str) -> Part:
-    of_families = family_payoffs(run, published.METHOD)
-    label = run.label(published.METHOD)
+    of_families = family_payoffs(run, run.methods[0])
+    label = run.label(run.methods[0])
     summary = f"This run does not say what cache drafts of {label} yield"
     plots: list[tuple[str, Figure]] = []
     if of_families:

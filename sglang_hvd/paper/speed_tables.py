@@ -41,7 +41,7 @@ def speedups(run: RunData) -> Table:
     columns = [
         Column(head, f"over {run.label(base)}", 2)
         for base in published.BASELINES
-        for head in (*map(run.label, METHODS), "paper")
+        for head in (*map(run.label, run.methods), "paper")
     ]
     rows = []
     for family, names in run.families().items():
@@ -51,12 +51,14 @@ def speedups(run: RunData) -> Table:
             figures = [
                 run.rounds.speedup(method, base, name)
                 for base in published.BASELINES
-                for method in METHODS
+                for method in run.methods
             ]
-            cells = _beside(figures, None if paper is None else paper.speedups[model])
+            cells = _beside(
+                figures, len(run.methods), None if paper is None else paper.speedups[model]
+            )
             cells.append(run.rounds.noise([name]))
             rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells[:-1], [name])))
-        if len(names) > 1:
+        if len(set(names) & set(run.data_sets)) > 1:
             rows.append(_mean_row(run, "Geometric mean", names))
     rows.append(TableRow("all data sets"))
     rows.append(_mean_row(run, "Geometric mean", run.data_sets))
@@ -74,11 +76,13 @@ def speedups(run: RunData) -> Table:
     )
 
 
-def _beside(figures: Sequence[Cell], paper: Sequence[float] | None) -> list[Cell | Quoted]:
-    """For each baseline the speedups of METHODS, and the paper's."""
+def _beside(
+    figures: Sequence[Cell], num_methods: int, paper: Sequence[float] | None
+) -> list[Cell | Quoted]:
+    """For each baseline the speedups of the run's methods, and the paper's."""
     cells: list[Cell | Quoted] = []
-    for index in range(len(figures) // len(METHODS)):
-        cells += figures[len(METHODS) * index : len(METHODS) * (index + 1)]
+    for index in range(len(figures) // num_methods):
+        cells += figures[num_methods * index : num_methods * (index + 1)]
         cells.append(NONE if paper is None else Quoted(paper[index]))
     return cells
 
@@ -90,9 +94,9 @@ def _mean_row(
     figures = [
         run.rounds.mean_speedup(method, base, measured, is_geometric=paper is None)
         for base in published.BASELINES
-        for method in METHODS
+        for method in run.methods
     ]
-    cells = _beside(figures, paper)
+    cells = _beside(figures, len(run.methods), paper)
     # The noise is that of a geometric mean.
     cells.append(run.rounds.noise(measured) if paper is None else NONE)
     return TableRow(name, tuple(cells), run.marks(cells[:-1], measured), is_mean=True)
@@ -244,9 +248,9 @@ def served(run: RunData) -> Table:
         figures = [
             run.rounds.speedup(method, base, name)
             for base in published.SERVED_BASELINES
-            for method in METHODS
+            for method in run.methods
         ]
-        cells = _beside(figures, paper)
+        cells = _beside(figures, len(run.methods), paper)
         rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Table 3",
@@ -256,7 +260,7 @@ def served(run: RunData) -> Table:
         tuple(
             Column(head, f"over {run.label(base)}", 2)
             for base in published.SERVED_BASELINES
-            for head in (*map(run.label, METHODS), "paper")
+            for head in (*map(run.label, run.methods), "paper")
         ),
         tuple(rows),
     )

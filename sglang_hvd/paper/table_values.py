@@ -2,10 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from sglang_hvd.paper import published
 from sglang_hvd.paper.results import Result
-from sglang_hvd.paper.rounds import Cell, Load, Measured, Missing, Rounds, over_rounds
+from sglang_hvd.paper.rounds import (
+    NOT_RUN,
+    NOT_YET_RUN,
+    Cell,
+    Load,
+    Measured,
+    Missing,
+    Rounds,
+    over_rounds,
+)
 
 METHODS = (published.METHOD, "hvd")
 
@@ -21,6 +31,8 @@ _LABELS = {
 
 # A figure that the mode or the data cannot have, such as the accepted tokens of greedy decoding.
 NONE = Missing("\u2013")
+
+_UNMEASURED = (NOT_RUN, NOT_YET_RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,13 @@ class TableRow:
     marks: tuple[str, ...] = ()
     is_mean: bool = False
 
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether the run could have measured this row, but did not."""
+        return any(cell in _UNMEASURED for cell in self.cells) and not any(
+            isinstance(cell, Measured) for cell in self.cells
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -67,6 +86,17 @@ class Table:
     head: str
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
+
+    def split(self) -> tuple["Table", "Table"]:
+        """The table, and its rows of which the run measured nothing. Headings go with both."""
+        return self._with(is_unmeasured=False), self._with(is_unmeasured=True)
+
+    def _with(self, *, is_unmeasured: bool) -> "Table":
+        rows = [row for row in self.rows if not row.cells or row.is_unmeasured == is_unmeasured]
+        # A heading stays if a row follows it.
+        followed = pairwise((*rows, TableRow("")))
+        kept = [row for row, after in followed if row.cells or after.cells]
+        return replace(self, rows=tuple(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +149,12 @@ class RunData:
     @property
     def data_sets(self) -> list[str]:
         return [one.name for one in self.result.data_sets]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Those of METHODS that the run has figures of; both if it has none."""
+        found = {one.mode for one in self.result.measurements}
+        return tuple(method for method in METHODS if method in found) or METHODS
 
     def loads(self) -> list[Load]:
         """The loads of the run, those of table 4 alone left out."""

@@ -71,10 +71,23 @@ def test_table_1_has_means_of_families_and_of_all() -> None:
         *dict.fromkeys(of.family for of in published.DATA_SETS.values()),
         *["all data sets"],
     ]
-    means = [cells[1] for i in range(6) if (cells := shown(table, "Geometric mean", i))]
-    # long-context is the mean of 9.6 and 2.4.
-    assert means == [2.4, 2.4, "not run", "not run", 4.8, 2.4]
-    assert shown(table, "Geometric mean", 6)[1] == round(2.4 * 4 ** (1 / 5), 2)
+    # Only long-context has two data sets: 9.6 and 2.4. The other mean is that of all.
+    means = [shown(table, "Geometric mean", i)[1] for i in range(2)]
+    assert means == [4.8, round(2.4 * 4 ** (1 / 5), 2)]
+    assert len([one for one in table.rows if one.is_mean]) == 3
+
+
+def test_rows_of_which_nothing_was_measured_stand_apart() -> None:
+    kept, rest = speedups(RunData.of(result(["mbpp"], ["greedy", "hvd"]))).split()
+    assert [one.name for one in kept.rows] == [
+        *("code / repository", "MBPP"),
+        *("all data sets", "Geometric mean", "Arithmetic mean (paper: of 16)"),
+    ]
+    assert len([one for one in rest.rows if one.cells]) == len(published.DATA_SETS) - 1
+    assert columns(kept)[:2] == ["over Greedy: HVD (allocate)", "over Greedy: paper"]
+    served_kept, served_rest = served(RunData.of(result(["mbpp"]))).split()
+    assert (len(served_kept.rows), len(served_rest.rows)) == (0, 2)
+    assert not machines([RunData.of(result())]).split()[1].rows
 
 
 def test_a_slower_method_shows_as_slower() -> None:
@@ -92,7 +105,7 @@ def test_rows_say_what_their_figures_come_from() -> None:
     assert row(table, "MBPP").marks == ("sample", "no GPU")
     assert row(table, "MT-Bench").marks == ("no GPU",)
     assert row(table, "RepoBench").marks == ()
-    assert row(table, "Geometric mean", 6).marks == ("some samples", "no GPU")
+    assert row(table, "Geometric mean").marks == ("some samples", "no GPU")
     assert row(runs(on_cpu), "EAGLE3").marks == ("some samples", "no GPU")
     on_gpu = RunData.of(result(["mbpp", "mt-bench"]))
     assert {mark for one in speedups(on_gpu).rows for mark in one.marks} == set()
