@@ -168,8 +168,8 @@ def payoffs(run: RunData) -> Table:
     return Table(
         "Figure 3",
         "Accepted tokens of the cache drafts that were verified, one request at a time, all "
-        f"rounds. From {WORTH_LEN} tokens on a draft is worth its verification. The paper draws "
-        "the figure and gives no numbers.",
+        f"rounds. A draft is worth verifying if at least {WORTH_LEN} tokens are accepted. The "
+        "paper draws the figure and gives no numbers.",
         "family",
         (
             *(Column("drafts", "", 0), Column("mean accepted", "", 2)),
@@ -226,8 +226,8 @@ def selections(run: RunData) -> Table:
         "Table 2",
         f"Cache drafts with at least {threshold:g} accepted tokens, and those that the run's own "
         "predictor selects because it expects so many. Precision: share of the selected drafts "
-        "that reach the threshold. Recall: share of the drafts that reach it which are selected. "
-        "Every draft that a replay proposes counts, verified or not.",
+        "that reach the threshold. Recall: share of the drafts reaching the threshold that are "
+        "selected. Every draft that a replay proposes counts, verified or not.",
         "model or data set",
         (
             Column("drafts", "this run", 0),

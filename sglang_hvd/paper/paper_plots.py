@@ -151,7 +151,7 @@ def breakdown(names: Mapping[str, str], points: Mapping[str, tuple[float, float]
 
 
 def signs(run: RunData) -> Figure:
-    """A map of structural signs by family (figure 2a). The darkest cell of a column is its most."""
+    """A map of structural signs by family (figure 2a). A stronger colour is a higher count."""
     found = family_signs(run)
     columns = sign_names(run)
     figure, [axes] = row_plot([(family, "") for family in found])

@@ -166,7 +166,7 @@ def _cycles(run: RunData, name: str) -> Part:
     plots = []
     if points:
         fastest = min(points, key=lambda mode: points[mode][0] * points[mode][1])
-        title = f"This run: {names[fastest]} takes the least time, cycles times their length"
+        title = f"This run: {names[fastest]} needs the least time (cycles x ms per cycle)"
         plots.append((title, paper_plots.breakdown(names, points)))
     model = published.MODELS[published.BREAKDOWN_MODEL]
     paper = paper_plots.breakdown(names, published.BREAKDOWN)
@@ -345,8 +345,8 @@ def _structure(run: RunData, name: str) -> Part:
         name,
         "Figure 2: what makes a task cache-friendly",
         summary,
-        "Names, paths and formats that come again let the cache find what follows. The darkest "
-        "cell of a column has the most of a sign.",
+        "Names, paths and formats that come again let the cache find what follows. Stronger "
+        "colour means a higher count.",
         plots,
         [draft_tables.structure(run)],
     )
@@ -384,7 +384,7 @@ def _payoffs(run: RunData, name: str) -> Part:
 
 def _selection(run: RunData, name: str) -> Part:
     whole = pooled(run.result.selections)
-    summary = "This run has not judged its predictor"
+    summary = "This run did not evaluate the predictor"
     plots: list[tuple[str, Figure]] = []
     if whole is not None:
         precision, recall = draft_tables.precision(whole), draft_tables.recall(whole)
@@ -411,7 +411,7 @@ def _selection(run: RunData, name: str) -> Part:
         )
     return _part(
         name,
-        "Table 2: can the predictor identify them",
+        "Table 2: predictor precision and recall",
         summary,
         text,
         plots,

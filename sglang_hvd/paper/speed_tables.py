@@ -68,8 +68,8 @@ def speedups(run: RunData) -> Table:
         "Table 1",
         "Speedup: tokens per second over those of another way of decoding on the same prompts, one "
         f"request at a time. {_MEDIANS} Paper: {published.MODELS[run.paper_model]} on an H100. "
-        "Noise: a way of decoding that is measured twice differs from itself by more in one case "
-        "of twenty.",
+        "Noise: if one method were measured twice, the difference would exceed this in 5 % of "
+        "cases. A smaller speedup may be chance.",
         "data set",
         (*columns, Column("noise, %", "", 1, 100)),
         tuple(rows),
