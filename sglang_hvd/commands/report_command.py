@@ -31,6 +31,9 @@ def run_report(options: argparse.Namespace) -> int:
     from sglang_hvd.paper.result_page import write_page
     from sglang_hvd.paper.results import read_result
 
+    for number, path in enumerate(options.results):
+        if path.resolve() in [other.resolve() for other in options.results[:number]]:
+            raise ValueError(f"{path} is given twice: name each result once")
     results = [read_result(path) for path in options.results]
     first = results[0]
     for path, result in zip(options.results, results, strict=True):

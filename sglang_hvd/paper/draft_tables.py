@@ -9,7 +9,6 @@ from sglang_hvd.paper import published
 from sglang_hvd.paper.results import CalibrationBin, Selection
 from sglang_hvd.paper.rounds import NOT_RUN, Cell, Missing
 from sglang_hvd.paper.table_values import (
-    METHODS,
     NONE,
     Column,
     RunData,
@@ -34,7 +33,7 @@ def structure(run: RunData) -> Table:
     for family, names in run.families().items():
         rows.append(TableRow(family))
         for name in names:
-            cells = [*_signs(run, name, signs), *(cache_share(run, m, [name]) for m in METHODS)]
+            cells = [*_signs(run, name, signs), *(cache_share(run, m, [name]) for m in run.methods)]
             rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Figure 2",
@@ -43,7 +42,10 @@ def structure(run: RunData) -> Table:
         "data set",
         (
             *(Column(sign, "signs per 1000 characters", 2) for sign in signs),
-            *(Column(run.label(m), "cache drafts selected, % of cycles", 1, 100) for m in METHODS),
+            *(
+                Column(run.label(m), "cache drafts selected, % of cycles", 1, 100)
+                for m in run.methods
+            ),
         ),
         tuple(rows),
     )
@@ -146,9 +148,9 @@ def _accepted(run: RunData, mode: str, data_sets: Iterable[str]) -> Counter[int]
 def payoffs(run: RunData) -> Table:
     """Figure 3, and the same for the other modes that verify cache drafts."""
     rows = []
-    for mode in dict.fromkeys((published.METHOD, *run.modes)):
+    for mode in dict.fromkeys((run.methods[0], *run.modes)):
         of_families = {f: (names, _accepted(run, mode, names)) for f, names in _families(run)}
-        if mode != published.METHOD and not any(some for _, some in of_families.values()):
+        if mode != run.methods[0] and not any(some for _, some in of_families.values()):
             continue
         rows.append(TableRow(run.label(mode)))
         for family, (names, accepted) in of_families.items():
@@ -169,8 +171,8 @@ def payoffs(run: RunData) -> Table:
     return Table(
         "Figure 3",
         "Accepted tokens of the cache drafts that were verified, one request at a time, all "
-        f"rounds. From {WORTH_LEN} tokens on a draft is worth its verification. The paper draws "
-        "the figure and gives no numbers.",
+        f"rounds. A draft is worth verifying if at least {WORTH_LEN} tokens are accepted. The "
+        "paper draws the figure and gives no numbers.",
         "family",
         (
             *(Column("drafts", "", 0), Column("mean accepted", "", 2)),
@@ -211,7 +213,8 @@ def selections(run: RunData) -> Table:
         rows.append(TableRow(run.result.model, (*cells, *[NONE] * 4), marks))
     for model, title in published.MODELS.items():
         paper = published.SELECTIONS[model]
-        cells = _selection_cells(whole if model == run.result.model else None)
+        is_own = model == run.result.model
+        cells = _selection_cells(whole) if is_own else [NONE] * 5
         quotes = quoted(paper.high, paper.selected, paper.precision, paper.recall)
         rows.append(TableRow(title, (*cells, *quotes), run.marks(cells, run.data_sets)))
     by_name = {one.data_set: one for one in run.result.selections}
@@ -226,8 +229,8 @@ def selections(run: RunData) -> Table:
         "Table 2",
         f"Cache drafts with at least {threshold:g} accepted tokens, and those that the run's own "
         "predictor selects because it expects so many. Precision: share of the selected drafts "
-        "that reach the threshold. Recall: share of the drafts that reach it which are selected. "
-        "Every draft that a replay proposes counts, verified or not.",
+        "that reach the threshold. Recall: share of the drafts reaching the threshold that are "
+        "selected. Every draft that a replay proposes counts, verified or not.",
         "model or data set",
         (
             Column("drafts", "this run", 0),

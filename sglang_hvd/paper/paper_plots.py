@@ -58,11 +58,11 @@ def speedup_bars(run: RunData, base: str) -> Figure:
     """Both methods' speedups over a mode by data set, with the paper's where it has the model."""
     names = run.data_sets
     rows = [
-        (title_of(name), [run.rounds.speedup(method, base, name) for method in METHODS])
+        (title_of(name), [run.rounds.speedup(method, base, name) for method in run.methods])
         for name in names
     ]
-    rows.append(("geometric mean", [mean_over(run, method, base) for method in METHODS]))
-    handles = _patches(run, METHODS)
+    rows.append(("geometric mean", [mean_over(run, method, base) for method in run.methods]))
+    handles = _patches(run, run.methods)
     if run.is_of_paper:
         handles.append(_diamond("the paper's"))
     figure, [axes] = row_plot([(title, _times(cells)) for title, cells in rows], handles)
@@ -106,7 +106,7 @@ def _times(cells: Iterable[Cell]) -> str:
 def _bars(
     run: RunData, axes: Axes, y: float, title: str, cells: Sequence[Cell], *, scale: float = 1
 ) -> None:
-    for index, (method, cell) in enumerate(zip(METHODS, cells, strict=True)):
+    for index, (method, cell) in enumerate(zip(run.methods, cells, strict=True)):
         if isinstance(cell, Measured):
             value = scale * cell.value
             errors = [[value - scale * cell.low], [scale * cell.high - value]]
@@ -151,7 +151,7 @@ def breakdown(names: Mapping[str, str], points: Mapping[str, tuple[float, float]
 
 
 def signs(run: RunData) -> Figure:
-    """A map of structural signs by family (figure 2a). The darkest cell of a column is its most."""
+    """A map of structural signs by family (figure 2a). A stronger colour is a higher count."""
     found = family_signs(run)
     columns = sign_names(run)
     figure, [axes] = row_plot([(family, "") for family in found])
@@ -175,9 +175,9 @@ def signs(run: RunData) -> Figure:
 
 def cache_shares(run: RunData) -> Figure:
     """How often cache drafts are selected, by data set (figure 2b)."""
-    rows = [(title_of(n), [cache_share(run, m, [n]) for m in METHODS]) for n in run.data_sets]
+    rows = [(title_of(n), [cache_share(run, m, [n]) for m in run.methods]) for n in run.data_sets]
     figure, [axes] = row_plot(
-        [(title, _percents(cells)) for title, cells in rows], _patches(run, METHODS)
+        [(title, _percents(cells)) for title, cells in rows], _patches(run, run.methods)
     )
     for y, (title, cells) in enumerate(rows):
         _bars(run, axes, y, title, cells)

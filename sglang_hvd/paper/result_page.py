@@ -8,7 +8,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from sglang_hvd.paper import published
-from sglang_hvd.paper.result_parts import main_method, pace, parts_of
+from sglang_hvd.paper.result_parts import main_method, noted, pace, parts_of
 from sglang_hvd.paper.results import Result
 from sglang_hvd.paper.rounds import Cell, Measured, Missing
 from sglang_hvd.paper.speed_tables import mean_over
@@ -18,7 +18,7 @@ from sglang_hvd.view.pages import page_environment
 
 def write_page(results: Sequence[Result], *, command: str) -> str:
     """The page of the runs of one model. `command` is the command line that made it."""
-    runs = [RunData.of(result) for result in results]
+    runs = RunData.all_of(results)
     return (
         _environment()
         .get_template("result.html")
@@ -33,29 +33,38 @@ def write_page(results: Sequence[Result], *, command: str) -> str:
 
 
 def sentences(runs: Sequence[RunData]) -> list[str]:
-    """Two sentences: what the runs show, and what it is worth."""
+    """Sentences: what the runs show, and what it is worth."""
     first = runs[0]
     if len(runs) == 1:
         return [f"{pace(first)}{_over(first)}.", _worth(first)]
     method = main_method(first)
     cells = [(run, mean_over(run, method, "eagle3")) for run in runs]
+    known = [(run, cell) for run, cell in cells if isinstance(cell, Measured)]
     times = [
-        f"{cell.value:.2f} times as fast as EAGLE3 on {run.machine}"
-        for run, cell in cells
-        if isinstance(cell, Measured)
+        f"{cell.value:.2f} times as fast as EAGLE3 on {run.machine}{noted(run, cell)}"
+        for run, cell in known
     ]
     said = f"{first.label(method)} decodes {' and '.join(times)}."
     if not times:
         said = f"No run says how fast {first.label(method)} is."
-    of_first = _settings(first)
+    warnings, of_first = _warnings(runs), _settings(first)
     differing = [
         name
         for name, value in of_first.items()
         if any(_settings(run)[name] != value for run in runs)
     ]
     if differing:
-        return [said, f"The runs differ in more than the machine: {', '.join(differing)}."]
-    return [said, "All runs have the same prompts, seed, limits, flags and versions."]
+        differ = f"The runs differ in more than the machine: {', '.join(differing)}."
+        return [said, differ, *warnings]
+    return [said, "All runs have the same prompts, seed, limits, flags and versions.", *warnings]
+
+
+def _warnings(runs: Sequence[RunData]) -> list[str]:
+    """What the figures of several runs lack: once if it is the same of all."""
+    lacks = [_lack(run) for run in runs]
+    if len(set(lacks)) == 1:
+        return [lacks[0]] if lacks[0] else []
+    return [f"{run.machine}: {lack}" for run, lack in zip(runs, lacks, strict=True) if lack]
 
 
 def _settings(run: RunData) -> Mapping[str, object]:
@@ -85,6 +94,19 @@ def _over(run: RunData) -> str:
 
 def _worth(run: RunData) -> str:
     """What a run's figures are worth."""
+    if lack := _lack(run):
+        return lack
+    if not run.result.is_complete:
+        return f"The run on {run.machine} is not complete, so figures are missing."
+    number = sum(name in published.DATA_SETS for name in run.data_sets)
+    return (
+        f"It ran on {run.machine} with {number} of the paper's {len(published.DATA_SETS)} data "
+        "sets, one request at a time."
+    )
+
+
+def _lack(run: RunData) -> str:
+    """Why a run's figures say little of performance; empty if they do."""
     result = run.result
     lacks = []
     if result.machine.gpu is None:
@@ -92,19 +114,13 @@ def _worth(run: RunData) -> str:
     num_samples = sum(one.is_sample for one in result.data_sets)
     if num_samples:
         lacks.append(f"{num_samples} of {len(result.data_sets)} data sets are made-up samples")
-    if lacks:
-        told = " and ".join(lacks)
-        broken = "" if result.is_complete else "; the run is not complete"
-        return (
-            f"{told[0].upper()}{told[1:]}, so the figures show that all of it works and not how "
-            f"fast it is{broken}."
-        )
-    if not result.is_complete:
-        return f"The run on {run.machine} is not complete, so figures are missing."
-    number = sum(name in published.DATA_SETS for name in run.data_sets)
+    if not lacks:
+        return ""
+    told = " and ".join(lacks)
+    broken = "" if result.is_complete else " The run is not complete."
     return (
-        f"It ran on {run.machine} with {number} of the paper's {len(published.DATA_SETS)} data "
-        "sets, one request at a time."
+        f"{told[0].upper()}{told[1:]}. The numbers show that the pipeline works. They do not show "
+        f"performance.{broken}"
     )
 
 

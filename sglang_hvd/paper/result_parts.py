@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from sglang_hvd.config import WORTH_LEN
 from sglang_hvd.paper import draft_tables, paper_plots, published, speed_tables
 from sglang_hvd.paper.draft_tables import family_payoffs, pooled
-from sglang_hvd.paper.rounds import Cell, Measured, Missing
+from sglang_hvd.paper.rounds import Cell, Measured
 from sglang_hvd.paper.speed_tables import mean_over
 from sglang_hvd.paper.table_values import METHODS, NONE, RunData, Table, title_of
 from sglang_hvd.view.frames import STYLE
@@ -117,27 +117,35 @@ def pace(run: RunData) -> str:
     """How fast the main method is in comparison with greedy decoding and EAGLE3."""
     method = main_method(run)
     label = run.label(method)
-    times = {base: mean_over(run, method, base) for base in _PROSE}
-    noise = run.rounds.noise(run.data_sets)
-    said = [
-        f"{cell.value:.2f} times as fast as {_PROSE[base]}{_within(cell, noise)}"
-        for base, cell in times.items()
-        if isinstance(cell, Measured)
-    ]
-    if not said:
-        return f"This run does not say how fast {label} is"
-    return f"{label} decodes {' and '.join(said)}"
+    faster, alike = [], []
+    for base, name in _PROSE.items():
+        cell = mean_over(run, method, base)
+        if not isinstance(cell, Measured):
+            continue
+        if is_chance(run, cell):
+            alike.append(f"{name} ({cell.value:.2f} times as fast, within the noise)")
+        else:
+            faster.append(f"{cell.value:.2f} times as fast as {name}")
+    if faster:
+        said = f"{label} decodes {' and '.join(faster)}"
+        return f"{said}; no difference from {alike[0]} was measured" if alike else said
+    if alike:
+        return f"No difference of {label} from {' and '.join(alike)} was measured"
+    return f"This run does not say how fast {label} is"
 
 
 _PROSE = {"greedy": "greedy decoding", "eagle3": "EAGLE3"}
 
 
-def _within(cell: Measured, noise: Cell) -> str:
-    """Says so if a speedup may be chance."""
-    if isinstance(noise, Missing):
-        return ""
-    is_chance = 1 / (1 + noise.value) <= cell.value <= 1 + noise.value
-    return " (within the noise)" if is_chance else ""
+def is_chance(run: RunData, mean: Measured) -> bool:
+    """Whether a mean speedup of all data sets is within the noise."""
+    noise = run.rounds.noise(run.data_sets)
+    return isinstance(noise, Measured) and (1 / (1 + noise.value) <= mean.value <= 1 + noise.value)
+
+
+def noted(run: RunData, mean: Measured) -> str:
+    """Says so if a mean speedup may be chance."""
+    return " (within the noise: no difference was measured)" if is_chance(run, mean) else ""
 
 
 def _range(cells: dict[str, Measured]) -> str:
@@ -158,7 +166,7 @@ def _cycles(run: RunData, name: str) -> Part:
     plots = []
     if points:
         fastest = min(points, key=lambda mode: points[mode][0] * points[mode][1])
-        title = f"This run: {names[fastest]} takes the least time, cycles times their length"
+        title = f"This run: {names[fastest]} needs the least time (cycles x ms per cycle)"
         plots.append((title, paper_plots.breakdown(names, points)))
     model = published.MODELS[published.BREAKDOWN_MODEL]
     paper = paper_plots.breakdown(names, published.BREAKDOWN)
@@ -188,18 +196,20 @@ def _fewest(run: RunData, cycles: dict[str, float]) -> str:
 
 def _served(run: RunData, name: str) -> Part:
     cells = [
-        (title_of(one), run.rounds.speedup(published.METHOD, "eagle3", one))
+        (title_of(one), run.rounds.speedup(run.methods[0], "eagle3", one))
         for one in published.SERVED
     ]
     said = [f"{cell.value:.2f} on {one}" for one, cell in cells if isinstance(cell, Measured)]
     paper = " and ".join(f"{of[0]:.2f}" for of in published.SERVED.values())
-    label = run.label(published.METHOD)
+    label = run.label(run.methods[0])
+    is_run = any(one.mode == published.METHOD for one in run.result.measurements)
+    lacks = "The data sets of table 3 were" if is_run else f"{run.label(published.METHOD)} was"
     return _part(
         name,
         "Tables 3 and 4: serving, and the template",
         f"{label} over EAGLE3 when served: {', '.join(said)}; in the paper {paper}"
         if said
-        else f"This run does not serve what table 3 of the paper has ({paper} over EAGLE3)",
+        else f"{lacks} not run, so table 3 cannot be compared",
         "A model drafter has learned from prompts with the model's chat template. Without the "
         "template it is right less often.",
         [],
@@ -269,6 +279,7 @@ def _machines(runs: Sequence[RunData]) -> Part:
     table = speed_tables.machines(runs)
     modes = ("eagle3", *METHODS)
     speeds, cycles, times = [], [], []
+    method = runs[0].methods[0]
     for run, row in zip(runs, table.rows, strict=False):
         known = {
             mode: (speed.value, number.value)
@@ -277,7 +288,7 @@ def _machines(runs: Sequence[RunData]) -> Part:
         }
         speeds.append((run.machine, {mode: of[0] for mode, of in known.items()}))
         cycles.append((run.machine, {mode: of[1] for mode, of in known.items()}))
-        if isinstance(cell := row.cells[6], Measured):
+        if isinstance(cell := row.cells[6 + METHODS.index(method)], Measured):
             times.append(f"{cell.value:.2f} on {run.machine}")
     paper = [
         (
@@ -297,7 +308,7 @@ def _machines(runs: Sequence[RunData]) -> Part:
     if any(of for _, of in speeds):
         bars = paper_plots.machine_bars(runs, speeds, label="tokens per second", form=".1f")
         plots.insert(0, ("Tokens per second", bars))
-    label = runs[0].label(published.METHOD)
+    label = runs[0].label(method)
     quoted = ", ".join(f"{gpu.speedup:.2f} on {gpu.gpu}" for gpu in published.GPUS)
     return _part(
         "machines",
@@ -316,9 +327,9 @@ def _structure(run: RunData, name: str) -> Part:
     shares = {
         title_of(one): cell
         for one in run.data_sets
-        if isinstance(cell := draft_tables.cache_share(run, published.METHOD, [one]), Measured)
+        if isinstance(cell := draft_tables.cache_share(run, run.methods[0], [one]), Measured)
     }
-    label = run.label(published.METHOD)
+    label = run.label(run.methods[0])
     plots = []
     if draft_tables.sign_names(run):
         title = "Signs of structure in the prompts, per 1000 characters"
@@ -334,16 +345,16 @@ def _structure(run: RunData, name: str) -> Part:
         name,
         "Figure 2: what makes a task cache-friendly",
         summary,
-        "Names, paths and formats that come again let the cache find what follows. The darkest "
-        "cell of a column has the most of a sign.",
+        "Names, paths and formats that come again let the cache find what follows. Stronger "
+        "colour means a higher count.",
         plots,
         [draft_tables.structure(run)],
     )
 
 
 def _payoffs(run: RunData, name: str) -> Part:
-    of_families = family_payoffs(run, published.METHOD)
-    label = run.label(published.METHOD)
+    of_families = family_payoffs(run, run.methods[0])
+    label = run.label(run.methods[0])
     summary = f"This run does not say what cache drafts of {label} yield"
     plots: list[tuple[str, Figure]] = []
     if of_families:
@@ -373,7 +384,7 @@ def _payoffs(run: RunData, name: str) -> Part:
 
 def _selection(run: RunData, name: str) -> Part:
     whole = pooled(run.result.selections)
-    summary = "This run has not judged its predictor"
+    summary = "This run did not evaluate the predictor"
     plots: list[tuple[str, Figure]] = []
     if whole is not None:
         precision, recall = draft_tables.precision(whole), draft_tables.recall(whole)
@@ -400,7 +411,7 @@ def _selection(run: RunData, name: str) -> Part:
         )
     return _part(
         name,
-        "Table 2: can the predictor identify them",
+        "Table 2: predictor precision and recall",
         summary,
         text,
         plots,

@@ -176,6 +176,10 @@ def read_result(path: Path) -> Result:
     """
     try:
         return Result.model_validate_json(path.read_bytes())
+    except IsADirectoryError as error:
+        raise ValueError(
+            f"cannot read {path}: Is a directory; a run keeps its result in {path / 'result.json'}"
+        ) from error
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:

@@ -36,6 +36,7 @@ class Missing:
 Cell = Measured | Missing
 
 NOT_RUN = Missing("not run")
+NOT_YET_RUN = Missing("not yet run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class Rounds:
         known = next((one for one in self.result.modes if one.name == mode), None)
         if known is not None and known.why_not is not None:
             return Missing("not served")
-        return NOT_RUN if self.result.is_complete or known is None else Missing("not yet run")
+        return NOT_RUN if self.result.is_complete or known is None else NOT_YET_RUN
 
     def loads(self) -> list[Load]:
         """All that were measured, in the order of the file."""

@@ -30,7 +30,11 @@ _TEMPLATES: Mapping[Template, str] = {
     "none": "template omitted",
     "official": "official template",
 }
-_MEDIANS = "Medians over the rounds, with the lowest and the highest round."
+_MEDIANS = (
+    "Figures are medians over the rounds, with the lowest and the highest round; a mean is that of "
+    "each round's mean."
+)
+_ONE_CHUNK = "A time near 0 per token is that of replies whose tokens came in one chunk."
 
 
 def speedups(run: RunData) -> Table:
@@ -39,7 +43,7 @@ def speedups(run: RunData) -> Table:
     columns = [
         Column(head, f"over {run.label(base)}", 2)
         for base in published.BASELINES
-        for head in (*map(run.label, METHODS), "paper")
+        for head in (*map(run.label, run.methods), "paper")
     ]
     rows = []
     for family, names in run.families().items():
@@ -49,12 +53,14 @@ def speedups(run: RunData) -> Table:
             figures = [
                 run.rounds.speedup(method, base, name)
                 for base in published.BASELINES
-                for method in METHODS
+                for method in run.methods
             ]
-            cells = _beside(figures, None if paper is None else paper.speedups[model])
+            cells = _beside(
+                figures, len(run.methods), None if paper is None else paper.speedups[model]
+            )
             cells.append(run.rounds.noise([name]))
             rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells[:-1], [name])))
-        if len(names) > 1:
+        if len(set(names) & set(run.data_sets)) > 1:
             rows.append(_mean_row(run, "Geometric mean", names))
     rows.append(TableRow("all data sets"))
     rows.append(_mean_row(run, "Geometric mean", run.data_sets))
@@ -64,19 +70,21 @@ def speedups(run: RunData) -> Table:
         "Table 1",
         "Speedup: tokens per second over those of another way of decoding on the same prompts, one "
         f"request at a time. {_MEDIANS} Paper: {published.MODELS[run.paper_model]} on an H100. "
-        "Noise: a way of decoding that is measured twice differs from itself by more in one case "
-        "of twenty.",
+        "Noise: if one method were measured twice, the difference would exceed this in 5 % of "
+        "cases. A smaller speedup may be chance.",
         "data set",
         (*columns, Column("noise, %", "", 1, 100)),
         tuple(rows),
     )
 
 
-def _beside(figures: Sequence[Cell], paper: Sequence[float] | None) -> list[Cell | Quoted]:
-    """For each baseline the speedups of METHODS, and the paper's."""
+def _beside(
+    figures: Sequence[Cell], num_methods: int, paper: Sequence[float] | None
+) -> list[Cell | Quoted]:
+    """For each baseline the speedups of the run's methods, and the paper's."""
     cells: list[Cell | Quoted] = []
-    for index in range(len(figures) // len(METHODS)):
-        cells += figures[len(METHODS) * index : len(METHODS) * (index + 1)]
+    for index in range(len(figures) // num_methods):
+        cells += figures[num_methods * index : num_methods * (index + 1)]
         cells.append(NONE if paper is None else Quoted(paper[index]))
     return cells
 
@@ -88,10 +96,11 @@ def _mean_row(
     figures = [
         run.rounds.mean_speedup(method, base, measured, is_geometric=paper is None)
         for base in published.BASELINES
-        for method in METHODS
+        for method in run.methods
     ]
-    cells = _beside(figures, paper)
-    cells.append(run.rounds.noise(measured))
+    cells = _beside(figures, len(run.methods), paper)
+    # The noise is that of a geometric mean.
+    cells.append(run.rounds.noise(measured) if paper is None else NONE)
     return TableRow(name, tuple(cells), run.marks(cells[:-1], measured), is_mean=True)
 
 
@@ -103,7 +112,7 @@ def runs(run: RunData) -> Table:
     shown = dict(zip(heads, (1, 1, 2, 1, 1), strict=True))
     columns = [
         *(Column(h, "this run", n, 100 if "%" in h else 1) for h, n in shown.items()),
-        Column("both, %", "this run", 1, 100),
+        *(Column(head, "this run", 1, 100) for head in ("both, %", "none, %")),
         *(Column(h, f"paper, {published.MODELS[run.paper_model]}", n) for h, n in shown.items()),
     ]
     number = 11 + list(published.MODELS).index(run.paper_model)
@@ -115,7 +124,7 @@ def runs(run: RunData) -> Table:
     return Table(
         f"Table {number}" if run.is_of_paper else "Tables 11 to 13",
         f"{_of_sets(data_sets)}, one request at a time. {_MEDIANS} A cycle verifies a draft of the "
-        "cache, of EAGLE3, of both, or none.",
+        "cache, of EAGLE3, of both, or none. The paper does not give the last two shares.",
         "way of decoding",
         tuple(columns),
         tuple(rows),
@@ -138,12 +147,13 @@ def runs_by_data_set(run: RunData) -> Table:
                 rows.append(TableRow(run.label(mode), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Each data set",
-        f"One request at a time. {_MEDIANS}",
+        f"One request at a time. {_MEDIANS} {_ONE_CHUNK}",
         "way of decoding",
         (
             *(Column("tokens/s"), Column("cycles per 1K"), Column("accepted per cycle", "", 2)),
             *(Column("cache, %", "", 1, 100), Column("EAGLE3, %", "", 1, 100)),
-            *(Column("both, %", "", 1, 100), Column("first token, ms"), Column("per token, ms")),
+            *(Column("both, %", "", 1, 100), Column("none, %", "", 1, 100)),
+            *(Column("first token, ms"), Column("per token, ms")),
         ),
         tuple(rows),
     )
@@ -179,7 +189,7 @@ def _run_cells(run: RunData, mode: str, data_sets: Sequence[str]) -> list[Cell]:
         _figure(run, found, lambda total: total.mean_accepted),
         *(
             _figure(run, found, partial(Total.share, source=source))
-            for source in ("cache", "model", "both")
+            for source in ("cache", "model", "both", "none")
         ),
     ]
 
@@ -244,9 +254,9 @@ def served(run: RunData) -> Table:
         figures = [
             run.rounds.speedup(method, base, name)
             for base in published.SERVED_BASELINES
-            for method in METHODS
+            for method in run.methods
         ]
-        cells = _beside(figures, paper)
+        cells = _beside(figures, len(run.methods), paper)
         rows.append(TableRow(title_of(name), tuple(cells), run.marks(cells, [name])))
     return Table(
         "Table 3",
@@ -256,7 +266,7 @@ def served(run: RunData) -> Table:
         tuple(
             Column(head, f"over {run.label(base)}", 2)
             for base in published.SERVED_BASELINES
-            for head in (*map(run.label, METHODS), "paper")
+            for head in (*map(run.label, run.methods), "paper")
         ),
         tuple(rows),
     )
@@ -308,8 +318,9 @@ def loads(run: RunData) -> Table:
         ]
     return Table(
         "Loads",
-        "Throughput of all data sets together, and the geometric mean of the speedups. Times are "
-        "medians of each data set's and round's percentile, with the lowest and the highest.",
+        "Throughput of all data sets together, and the geometric mean of the speedups, as the "
+        "median over the rounds of each round's mean. Latency: the percentile is taken per data "
+        f"set and round; the median is shown, with the lowest and the highest. {_ONE_CHUNK}",
         "way of decoding",
         (
             *(Column("tokens/s"), Column("over Greedy", "", 2)),
@@ -380,7 +391,8 @@ def machines(all_runs: Sequence[RunData]) -> Table:
     groups = [first.label(mode) for mode in ("eagle3", *METHODS)]
     return Table(
         "Figure 5",
-        "EAGLE3 and HVD by machine, one request at a time. The text of the paper does not give the "
+        f"EAGLE3 and HVD by machine, one request at a time. {_MEDIANS} The subcommand join adds up "
+        "its rounds instead, so its figures differ. The text of the paper does not give the "
         "throughputs of its figure.",
         "machine",
         (

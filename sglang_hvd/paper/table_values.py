@@ -1,11 +1,21 @@
 """Values that the tables of a result are made of."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from sglang_hvd.paper import published
 from sglang_hvd.paper.results import Result
-from sglang_hvd.paper.rounds import Cell, Load, Measured, Missing, Rounds, over_rounds
+from sglang_hvd.paper.rounds import (
+    NOT_RUN,
+    NOT_YET_RUN,
+    Cell,
+    Load,
+    Measured,
+    Missing,
+    Rounds,
+    over_rounds,
+)
 
 METHODS = (published.METHOD, "hvd")
 
@@ -21,6 +31,8 @@ _LABELS = {
 
 # A figure that the mode or the data cannot have, such as the accepted tokens of greedy decoding.
 NONE = Missing("\u2013")
+
+_UNMEASURED = (NOT_RUN, NOT_YET_RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,13 @@ class TableRow:
     marks: tuple[str, ...] = ()
     is_mean: bool = False
 
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether the run could have measured this row, but did not."""
+        return any(cell in _UNMEASURED for cell in self.cells) and not any(
+            isinstance(cell, Measured) for cell in self.cells
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -68,17 +87,40 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
 
+    def split(self) -> tuple["Table", "Table"]:
+        """The table, and its rows of which the run measured nothing. Headings go with both."""
+        return self._with(is_unmeasured=False), self._with(is_unmeasured=True)
+
+    def _with(self, *, is_unmeasured: bool) -> "Table":
+        rows = [row for row in self.rows if not row.cells or row.is_unmeasured == is_unmeasured]
+        # A heading stays if a row follows it.
+        followed = pairwise((*rows, TableRow("")))
+        kept = [row for row, after in followed if row.cells or after.cells]
+        return replace(self, rows=tuple(kept))
+
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A result, and what all its tables need to know of it."""
+    """A result, and what all its tables need to know of it.
+
+    number: tells runs of like machines apart; None if no two machines of the page are alike.
+    """
 
     result: Result
     rounds: Rounds
+    number: int | None = None
 
     @classmethod
     def of(cls, result: Result) -> "RunData":
         return cls(result, Rounds(result))
+
+    @classmethod
+    def all_of(cls, results: Sequence[Result]) -> list["RunData"]:
+        """The runs of one page."""
+        runs = list(map(cls.of, results))
+        if len({run.machine for run in runs}) == len(runs):
+            return runs
+        return [replace(run, number=number) for number, run in enumerate(runs, start=1)]
 
     @property
     def is_of_paper(self) -> bool:
@@ -93,9 +135,10 @@ class RunData:
     @property
     def machine(self) -> str:
         machine = self.result.machine
-        if machine.gpu is None:
-            return f"{machine.cpu}, {machine.num_cores} cores"
-        return machine.gpu if machine.num_gpus == 1 else f"{machine.num_gpus} {machine.gpu}"
+        name = machine.gpu or f"{machine.cpu}, {machine.num_cores} cores"
+        if machine.gpu is not None and machine.num_gpus != 1:
+            name = f"{machine.num_gpus} {name}"
+        return name if self.number is None else f"{name} (run {self.number})"
 
     @property
     def modes(self) -> list[str]:
@@ -106,6 +149,12 @@ class RunData:
     @property
     def data_sets(self) -> list[str]:
         return [one.name for one in self.result.data_sets]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Those of METHODS that the run has figures of; both if it has none."""
+        found = {one.mode for one in self.result.measurements}
+        return tuple(method for method in METHODS if method in found) or METHODS
 
     def loads(self) -> list[Load]:
         """The loads of the run, those of table 4 alone left out."""

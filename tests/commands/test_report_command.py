@@ -46,7 +46,11 @@ def test_runs_of_several_machines_become_one_page(folder: Path) -> None:
     ("arguments", "fault"),
     [
         (["none.json", "-o", "page.html"], "cannot read none.json: No such file or directory"),
-        (["folder", "-o", "page.html"], "cannot read folder: Is a directory"),
+        (
+            ["folder", "-o", "page.html"],
+            "cannot read folder: Is a directory; a run keeps its result in folder/result.json",
+        ),
+        (["h100.json", "./h100.json", "-o", "page.html"], "h100.json is given twice"),
         (["foreign.json", "-o", "page.html"], "foreign.json is not a result of benchmarks.paper"),
         (["cut.json", "-o", "page.html"], "cut.json is not a result of benchmarks.paper"),
         (["bytes.json", "-o", "page.html"], "bytes.json is not a result of benchmarks.paper"),

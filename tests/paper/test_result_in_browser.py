@@ -81,13 +81,18 @@ def test_the_tab_key_reaches_the_tables_and_shows_where_it_is(
     page.tab.locator("nav a").first.focus()
     page.tab.keyboard.press("Enter")
     reached = []
-    for _ in range(6):
+    for _ in range(7):
         page.tab.keyboard.press("Tab")
         active = "document.activeElement"
         label = f"{active}.getAttribute('aria-label') || {active}.tagName"
         reached.append(page.tab.evaluate(label).partition(".")[0])
         assert page.tab.evaluate(f"getComputedStyle({active}).outlineStyle") == "solid"
-    assert reached == ["Figure 5", "Table 1", "Table 11", "Figure 4", "SUMMARY", "SUMMARY"]
+    assert reached == [
+        "Figure 5",
+        "Table 1",
+        "SUMMARY",
+        *("Table 11", "Figure 4", "SUMMARY", "SUMMARY"),
+    ]
     table = page.tab.locator(".scroll").nth(1)
     table.focus()
     page.tab.keyboard.press("ArrowRight")
