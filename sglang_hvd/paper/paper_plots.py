@@ -325,7 +325,7 @@ def machine_bars(
     run = runs[0]
     figure, [axes] = row_plot(
         [(name, ", ".join(format(v, form) for v in of.values())) for name, of in rows],
-        _patches(run, modes),
+        _patches(run, [mode for mode in modes if any(mode in of for _, of in rows)]),
     )
     height = 0.13
     for y, (name, of) in enumerate(rows):
