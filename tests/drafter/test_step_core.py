@@ -1,6 +1,7 @@
 """The native step against its oracle, over random steps, bit for bit."""
 
 from dataclasses import fields
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -212,3 +213,52 @@ def test_a_plan_keeps_its_predictions_when_the_next_is_made() -> None:
     assert after is not None
     assert after[0] != before
     assert plans.predicted[0] == before
+
+
+@pytest.mark.parametrize("policy", ["allocate", "payoff"])
+def test_a_commit_that_is_refused_changes_nothing(policy: Literal["allocate", "payoff"]) -> None:
+    by_cost = allocator(0) if policy == "allocate" else None
+    core = drafter(HvdConfig(policy=policy), SHIPPED, by_cost)
+    core.start("a", [1, 2, 3, 4, 1, 2])
+    plans = core.plan(["a"])
+    outcomes = outcomes_of(plans, np.random.default_rng(0), is_wrong=True)
+    of_cache = np.zeros(1, np.int32)
+    before = core.cache_stats(), core.stats("a"), core.num_tokens("a"), core.calibration()
+    for slot in (-1, 1, 99):
+        with pytest.raises(ValueError, match=r"no active request|not started"):
+            core._core.commit(
+                of_cache,
+                np.full(1, slot, np.int32),
+                None,
+                outcomes.token_ids,
+                outcomes.lengths,
+                outcomes.num_accepted_drafts,
+                outcomes.num_model_accepted,
+            )
+        assert before == (
+            core.cache_stats(),
+            core.stats("a"),
+            core.num_tokens("a"),
+            core.calibration(),
+        )
+    core.commit(["a"], outcomes)
+    assert core.num_tokens("a") == 6 + outcomes.lengths[0]
+
+
+def test_a_finished_slot_is_refused() -> None:
+    core = drafter(HvdConfig(policy="cache"), None)
+    core.start("a", [1, 2, 3])
+    core.start("b", [1, 2, 3])
+    core.plan(["a", "b"])
+    core.finish("a", output_ids=None, keep=False)
+    both = np.arange(2, dtype=np.int32)
+    for call in (
+        lambda: core._core.num_tokens(0),
+        lambda: core._core.counts(0),
+        lambda: core._core.extend(0, 1, True),
+        lambda: core._core.are_planned(both),
+        lambda: core._core.propose(both, both, both, None),
+    ):
+        with pytest.raises(ValueError, match="finished"):
+            call()
+    assert core.num_tokens("b") == 3
