@@ -61,7 +61,8 @@ class StepClock:
 
     The gap of a step is measured too: the time from know_tokens, which says that the tokens of the
     last step are known, to the stage LAUNCH, without the stage DRAFT. A step that was launched
-    before these tokens were known has none.
+    before these tokens were known has none. On a GPU the tokens count as known when the host has
+    them. Their copy may have ended before, so the device may have waited longer.
 
     now: returns the time in seconds; tests replace it.
     """

@@ -107,15 +107,7 @@ class HybridDrafter:
         self._core = StepCore(
             cache.core,
             None if self._tracker is None else self._tracker.native,
-            [
-                (
-                    of.predictor.native,
-                    of.bit,
-                    of.predictor.sizes.tolist(),
-                    of.predictor.odds.tolist(),
-                )
-                for of in self._models
-            ],
+            [model.for_core() for model in self._models],
             None if self._allocator is None else self._allocator.native,
             len(sources.labels),
             SOURCES.bit_of("cache"),

@@ -167,9 +167,9 @@ public:
     std::vector<std::tuple<int, bool, double, double>> commit(
         Ints of_cache, Ints of_rest, std::optional<std::span<const bool>> teaches,
         const Input<std::int32_t, 2>& token_ids, Ints lengths, Ints num_accepted, Ints num_model_accepted) {
-        const StepSlots slots = checked(of_cache, of_rest, false);
+        const StepSlots slots{of_cache, of_rest};
         const std::size_t num = slots.size();
-        require(token_ids.shape(0) == num && lengths.size() == num && num_accepted.size() == num &&
+        require(of_rest.size() == num && token_ids.shape(0) == num && lengths.size() == num && num_accepted.size() == num &&
                     num_model_accepted.size() == num && (!teaches || teaches->size() == num),
                 "committed tokens need one row and one length per request");
         std::vector<std::tuple<int, bool, double, double>> changes;
@@ -196,15 +196,14 @@ private:
     }
 
     void require_started(Ints of_cache) const {
-        for (const auto slot : of_cache) require(core_.has(slot), "a slot was not started");
+        core_.require_active({of_cache, {}});
     }
 
-    // in_arrays: the batch is described by the arrays.
-    StepSlots checked(Ints of_cache, Ints of_rest, bool in_arrays = true) const {
+    StepSlots checked(Ints of_cache, Ints of_rest) const {
         require(of_cache.size() == of_rest.size(), "each request has both slots");
-        require(!in_arrays || (arrays_ && of_cache.size() <= arrays_->num_rows),
+        require(arrays_ && of_cache.size() <= arrays_->num_rows,
                 "the arrays have fewer rows than there are requests");
-        require_started(of_cache);
+        core_.require_active({of_cache, of_rest});
         return {of_cache, of_rest};
     }
 

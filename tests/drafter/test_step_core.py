@@ -1,22 +1,24 @@
 """The native step against its oracle, over random steps, bit for bit."""
 
 from dataclasses import fields
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from sglang_hvd.allocation import DrafterChoices, StepAllocator
-from sglang_hvd.config import HvdConfig
+from sglang_hvd.config import CacheMode, HvdConfig
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import SOURCES, DraftLimits, DraftPlans, VerifyOutcomes
-from tests.drafter.step_oracle import OracleDrafter
-from tests.payoff.made_up import constant_survival
+from sglang_hvd.types import MATCH_COLUMNS, SOURCES, DraftLimits, DraftPlans, VerifyOutcomes
+from tests.drafter.step_oracle import OracleDrafter, RuleOracle
+from tests.payoff.made_up import constant_survival, linear
 
 SIZES, NUM_STEPS, WIDTHS = (3, 7), 4, (1, 2, 4, 8, 16, 32)
 CLASSES = TokenClasses.from_strings(["a", ",", "(", " b", "\n", "7"] * 20)
+SHIPPED = AcceptancePredictor.of_config(HvdConfig(policy="allocate"))
 LIMITS = (
     None,
     None,
@@ -55,8 +57,12 @@ def equal(ours: DraftPlans, wanted: DraftPlans) -> None:
         np.testing.assert_array_equal(*of_both, err_msg=name)
     for field in fields(DraftPlans):
         if isinstance(value := getattr(wanted, field.name), np.ndarray):
-            assert value.dtype == getattr(ours, field.name).dtype
-            np.testing.assert_array_equal(getattr(ours, field.name), value, err_msg=field.name)
+            found = getattr(ours, field.name)
+            assert value.dtype == found.dtype
+            if field.name == "predicted":
+                has_draft = wanted.drafts.matches[:, MATCH_COLUMNS.index("num_tokens")] > 0
+                found, value = found[has_draft], value[has_draft]
+            np.testing.assert_array_equal(found, value, err_msg=field.name)
 
 
 def outcomes_of(
@@ -90,27 +96,26 @@ def text(random: np.random.Generator, length: int) -> list[int]:
     return phrases[random.integers(0, 6, length // 9 + 1)].ravel()[:length].tolist()
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_steps_equal_those_of_the_oracle(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    config = HvdConfig(policy="allocate", branches=True)
-    shipped = AcceptancePredictor.of_config(config)
-    is_wrong = seed % 3 == 2  # so much that it is found wrong
-    predictor = constant_survival(0.97) if is_wrong else shipped
-    core = HybridDrafter(
+def drafter(
+    config: HvdConfig, predictor: AcceptancePredictor | None, allocator: StepAllocator | None = None
+) -> HybridDrafter:
+    return HybridDrafter(
         config,
         cache=SuffixCache.of_config(config, background=False),
         predictor=predictor,
-        token_classes=CLASSES,
+        token_classes=None if predictor is None else CLASSES,
         num_model_steps=NUM_STEPS,
         num_model_nodes=SIZES[-1],
         verify_width=WIDTHS[-1],
-        allocator=allocator(seed),
+        allocator=allocator,
     )
-    longest = min(config.max_draft_tokens, WIDTHS[-1] - 1)
-    oracle = OracleDrafter(
-        config, predictor, CLASSES, allocator(seed), num_steps=NUM_STEPS, longest=longest
-    )
+
+
+def compare(
+    core: HybridDrafter, oracle: OracleDrafter | RuleOracle, seed: int, *, is_wrong: bool
+) -> list[DraftPlans]:
+    """Random steps of both. Returns their plans."""
+    random, found = np.random.default_rng(seed), []
     running: list[str] = []
     for step in range(250):
         if len(running) < 1 or (len(running) < 7 and random.random() < 0.2):
@@ -121,13 +126,14 @@ def test_random_steps_equal_those_of_the_oracle(seed: int) -> None:
             oracle.start(rid, prompt, limits=limits, learns=learns)
             running.append(rid)
         rids = [rid for rid in running if random.random() < 0.9] or running
-        if random.random() < 0.1:
+        if isinstance(oracle, OracleDrafter) and random.random() < 0.1:
             assert core.plan_launched(rids) == oracle.plan_launched(rids)
             plans = DraftPlans.plain(len(rids))
         else:
             next_waits = bool(random.random() < 0.2)
             plans = core.plan(rids, next_waits=next_waits)
             equal(plans, oracle.plan(rids, next_waits=next_waits))
+            found.append(plans)
         outcomes = outcomes_of(plans, random, is_wrong=is_wrong)
         middle = int(random.integers(0, len(rids) + 1)) if random.random() < 0.3 else len(rids)
         for rows in (range(middle), range(middle, len(rids))):
@@ -139,7 +145,120 @@ def test_random_steps_equal_those_of_the_oracle(seed: int) -> None:
             rid = running.pop(int(random.integers(len(running))))
             core.finish(rid, output_ids=None, keep=True)
             oracle.finish(rid)
-    assert core.calibration() == oracle.calibration.figures()
-    assert core.model_figures() == oracle.model.figures()
-    assert core.model_figures().num_verified > 0
-    assert oracle.calibration.has_fallback or not is_wrong
+    assert core.calibration() == oracle.source.figures()
+    assert core.model_figures() == (None if oracle.model is None else oracle.model.figures())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seed", "cache_mode"),
+    [*((seed, "votes") for seed in range(12)), *((seed, "paper") for seed in range(6))],
+)
+def test_random_steps_equal_those_of_the_oracle(seed: int, cache_mode: CacheMode) -> None:
+    config = HvdConfig(policy="allocate", branches=True, cache_mode=cache_mode)
+    is_wrong = seed % 3 == 2  # so much that it is found wrong
+    predictor = constant_survival(0.97) if is_wrong else SHIPPED
+    longest = min(config.max_draft_tokens, WIDTHS[-1] - 1)
+    oracle = OracleDrafter(
+        config, predictor, CLASSES, allocator(seed), num_steps=NUM_STEPS, longest=longest
+    )
+    compare(drafter(config, predictor, allocator(seed)), oracle, seed, is_wrong=is_wrong)
+    assert oracle.of_model.figures().num_verified > 0
+    calibration = oracle.source.calibration
+    assert calibration is not None
+    # The paper's drafts are so few that not every run notices.
+    assert calibration.has_fallback or not is_wrong or cache_mode == "paper"
+
+
+@pytest.mark.parametrize("cache_mode", ["votes", "paper"])
+@pytest.mark.parametrize("rule", ["survival", "threshold", "mlp", "frequency", "both"])
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_by_rule_equal_those_of_the_oracle(
+    seed: int, rule: str, cache_mode: CacheMode
+) -> None:
+    predictor: AcceptancePredictor | None = None
+    match rule:
+        case "frequency" | "both":
+            config = HvdConfig(policy=rule, frequency_threshold=2, cache_mode=cache_mode)
+        case _:
+            threshold = None if rule == "survival" else 3
+            config = HvdConfig(policy="payoff", threshold=threshold, cache_mode=cache_mode)
+            predictor = linear({"draft_len": 0.5}, bias=-1) if rule == "mlp" else SHIPPED
+    is_wrong = seed % 3 == 2
+    if is_wrong and rule in ("survival", "threshold"):
+        predictor = constant_survival(0.97)
+    room = WIDTHS[-1] - 1
+    oracle = RuleOracle(
+        config,
+        predictor,
+        CLASSES,
+        num_steps=NUM_STEPS,
+        num_nodes=SIZES[-1],
+        longest=min(config.max_draft_tokens, room),
+        room=room,
+    )
+    found = compare(drafter(config, predictor), oracle, seed, is_wrong=is_wrong)
+    sources = {source for plans in found for source in plans.sources}
+    assert sources >= ({"both", "model"} if rule == "both" else {"cache", "model"})
+
+
+def test_a_plan_keeps_its_predictions_when_the_next_is_made() -> None:
+    core = drafter(HvdConfig(policy="payoff"), linear({"match_len": 1}))
+    core.start("a", [1, 2, 3, 4, 1, 2])
+    core.start("b", [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3])
+    plans = core.plan(["a"])
+    assert plans.predicted is not None
+    [before] = plans.predicted
+    after = core.plan(["b"]).predicted
+    assert after is not None
+    assert after[0] != before
+    assert plans.predicted[0] == before
+
+
+@pytest.mark.parametrize("policy", ["allocate", "payoff"])
+def test_a_commit_that_is_refused_changes_nothing(policy: Literal["allocate", "payoff"]) -> None:
+    by_cost = allocator(0) if policy == "allocate" else None
+    core = drafter(HvdConfig(policy=policy), SHIPPED, by_cost)
+    core.start("a", [1, 2, 3, 4, 1, 2])
+    plans = core.plan(["a"])
+    outcomes = outcomes_of(plans, np.random.default_rng(0), is_wrong=True)
+    of_cache = np.zeros(1, np.int32)
+    before = core.cache_stats(), core.stats("a"), core.num_tokens("a"), core.calibration()
+    for slot in (-1, 1, 99):
+        with pytest.raises(ValueError, match=r"no active request|not started"):
+            core._core.commit(
+                of_cache,
+                np.full(1, slot, np.int32),
+                None,
+                outcomes.token_ids,
+                outcomes.lengths,
+                outcomes.num_accepted_drafts,
+                outcomes.num_model_accepted,
+            )
+        assert before == (
+            core.cache_stats(),
+            core.stats("a"),
+            core.num_tokens("a"),
+            core.calibration(),
+        )
+    core.commit(["a"], outcomes)
+    assert core.num_tokens("a") == 6 + outcomes.lengths[0]
+
+
+def test_a_finished_slot_is_refused() -> None:
+    core = drafter(HvdConfig(policy="cache"), None)
+    core.start("a", [1, 2, 3])
+    core.start("b", [1, 2, 3])
+    core.plan(["a", "b"])
+    core.finish("a", output_ids=None, keep=False)
+    both = np.arange(2, dtype=np.int32)
+    for call in (
+        lambda: core._core.num_tokens(0),
+        lambda: core._core.counts(0),
+        lambda: core._core.extend(0, 1, True),
+        lambda: core._core.are_planned(both),
+        lambda: core._core.propose(both, both, both, None),
+    ):
+        with pytest.raises(ValueError, match="finished"):
+            call()
+    assert core.num_tokens("b") == 3

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -137,7 +139,23 @@ public:
 
     std::int32_t largest_model_size() const { return allocator_->largest_size(0); }
 
-    bool has(std::int32_t slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < requests_.size(); }
+    // Whether the slot of the cache belongs to an active request that was started here.
+    bool has(std::int32_t slot) const {
+        return cache_.has(slot) && static_cast<std::size_t>(slot) < requests_.size();
+    }
+
+    // Throws std::invalid_argument if a slot belongs to no active request.
+    void require_active(const StepSlots& slots) const {
+        for (const auto slot : slots.of_cache)
+            if (!has(slot)) throw std::invalid_argument("a slot was not started, or its request has finished");
+        for (const auto slot : slots.of_rest) {
+            if (tracker_ != nullptr) tracker_->at(slot);
+            bool is_known = allocator_ == nullptr || allocator_->pace().has(slot);
+            for (const DeviceSource& model : models_) is_known = is_known && model.predictor->has(slot);
+            if (!is_known) throw std::invalid_argument("slot " + std::to_string(slot) + " was not started");
+        }
+    }
+
     std::int64_t num_tokens(std::int32_t slot) const { return of(slot).num_tokens; }
     const CycleCounts& counts(std::int32_t slot) const { return of(slot).counts; }
     bool is_planned(std::int32_t slot) const { return of(slot).is_planned; }
@@ -210,6 +228,7 @@ public:
     std::vector<FallbackChange> commit(const StepSlots& slots, std::span<const bool> teaches,
                                        const Committed& committed) {
         const std::size_t num = slots.size();
+        require_active(slots);
         cache_.commit(slots.of_cache, committed.tokens, committed.width, committed.lengths);
         std::vector<FallbackChange> changes;
         if (tracker_ != nullptr) changes = observe(slots, teaches, committed);

@@ -180,7 +180,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             vocab_size=target.model_config.vocab_size,
         )
         stream = copy_stream(self.device)
-        launched = LaunchedSteps(drafter, held, figures, stream=stream, clock=clock)
+        launched = LaunchedSteps(
+            drafter, held, figures, stream=stream, clock=clock, begins_gaps=stream is not None
+        )
         catch_up = CatchUp(draft_worker, draft_extend, costs=costs, clock=clock)
 
         self._launch, self._states, self._verifies_trees = launch, states, verifies_trees

@@ -59,6 +59,8 @@ class LaunchedSteps:
     before it if the latest ran ahead of its tokens.
 
     stream: copies tokens to the host; None where the device is the host.
+    begins_gaps: the clock's gap begins with the tokens of the last step, when the host has them.
+        Where the device is the host, it begins when that step returns.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class LaunchedSteps:
         *,
         stream: torch.cuda.Stream | None,
         clock: StepClock,
+        begins_gaps: bool,
     ) -> None:
         self._drafter, self._held, self._figures = drafter, held, figures
-        self._stream, self._clock = stream, clock
+        self._stream, self._clock, self._begins_gaps = stream, clock, begins_gaps
         self._steps: deque[LaunchedStep] = deque()
         self._unplanned: LaunchedStep | None = None
         self._num_plain = 0
@@ -103,6 +106,7 @@ class LaunchedSteps:
                 prompt goes on in the next prefill, is no token of the output.
         """
         self.commit()
+        self._clock.end_step()  # the prefill is launched: the device does not wait for the host
         held = self._held.of_prefill(reqs)
         step = LaunchedStep(
             held=[None if req is chunked_req else h for req, h in zip(reqs, held, strict=True)],
@@ -191,7 +195,7 @@ class LaunchedSteps:
         step = self._steps.popleft()
         self.plan_late(step)
         token_ids, *of_requests = step.copy.wait()
-        if self._stream is not None:
+        if self._begins_gaps and not self._steps:  # otherwise the device works on the next step
             self._clock.know_tokens()
         ms = self._ms_of(step) if self._held.has_reporting else None
         with self._clock.measure(Phase.COMMIT):

@@ -103,6 +103,12 @@ public:
         return slot;
     }
 
+    // Whether the slot belongs to an active request.
+    bool has(Slot slot) const {
+        const auto place = static_cast<std::size_t>(slot);
+        return slot >= 0 && place < requests_.size() && requests_[place] != nullptr;
+    }
+
     // Appends the first lengths[i] tokens of row i to request slots[i]. Changes nothing if it
     // throws.
     void commit(std::span<const Slot> slots, const Token* rows, std::size_t width,
@@ -393,11 +399,8 @@ private:
     }
 
     Request& at(Slot slot) const {
-        const auto place = static_cast<std::size_t>(slot);
-        if (slot < 0 || place >= requests_.size() || !requests_[place]) {
-            throw std::invalid_argument("slot " + std::to_string(slot) + " holds no active request");
-        }
-        return *requests_[place];
+        if (!has(slot)) throw std::invalid_argument("slot " + std::to_string(slot) + " holds no active request");
+        return *requests_[static_cast<std::size_t>(slot)];
     }
 
     void propose_as_paper(const Request& request, int max, Draft& draft) {

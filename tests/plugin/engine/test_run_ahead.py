@@ -16,6 +16,7 @@ from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.engine.run_ahead import RunAhead, require_run_ahead
 from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
 from sglang_hvd.replay.core.single_cycles import single_plans
+from sglang_hvd.step_clock import Stage
 from tests.plugin.requests.served_requests import ServedRequests, read_results, request
 
 
@@ -262,3 +263,47 @@ def test_lengths_that_are_not_sglangs_are_not_run_ahead_by() -> None:
     assert not served.plan_ahead([req])
     served.plan([req], [4])  # one divergence, which counts once
     assert served.describe()["num_resyncs"] == 1
+
+
+def test_a_step_that_runs_ahead_has_no_gap() -> None:
+    """The tokens of the step before the last arrive while the last one still runs."""
+    served = ServedRequests(allocates=True, begins_gaps=True)
+    req = request("a", [1, 2, 4, 5, 6, 7, 8, 10])
+    clock = served.clock
+
+    def launch() -> int:
+        """The number of new gaps."""
+        clock.begin_step()
+        for stage in Stage:
+            clock.reach(stage)
+        return len(clock.new_gaps())
+
+    served.prefill(req)
+    served.plan([req], [8])
+    assert launch() == 1
+    served.verify([9])
+    read_results([req], [3], is_prefill=True)
+    for token, before in ((1, 9), (2, 1)):
+        assert served.plan_ahead([req])
+        assert launch() == 0
+        served.verify([token])
+        read_results([req], [before])
+    served.plan([req], [11])
+    assert launch() == 1
+
+
+def test_a_prefill_begins_no_gap() -> None:
+    """It is launched when the tokens of the step before it are read."""
+    served = ServedRequests(allocates=True, begins_gaps=True)
+    req = request("a", list(range(10)))
+    served.prefill(req)
+    req.output_ids.append(3)
+    served.plan([req], [10])
+    served.verify([11])
+    served.clock.end_step()
+    served.prefill(request("b", [5, 6]))
+    served.clock.begin_step()
+    for stage in Stage:
+        served.clock.reach(stage)
+    served.clock.end_step()
+    assert served.clock.describe()["gap"] == {"num_gaps": 0}

@@ -49,6 +49,7 @@ class ServedRequests:
 
     allocates: by costs, of which those of the model drafter are too high for it.
     payoff: predicted probability of each node of a cache draft, given the one before, if allocates.
+    begins_gaps: see LaunchedSteps.
     now: the time in seconds.
     """
 
@@ -59,6 +60,7 @@ class ServedRequests:
         report_cycles: bool = False,
         allocates: bool = False,
         payoff: float = 0.9,
+        begins_gaps: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         policy: Policy = "allocate" if allocates else "cache"
@@ -86,7 +88,12 @@ class ServedRequests:
             vocab_size=VOCAB_SIZE,
         )
         self.launched = LaunchedSteps(
-            self.drafter, self.held, self.figures, stream=None, clock=clock
+            self.drafter,
+            self.held,
+            self.figures,
+            stream=None,
+            clock=clock,
+            begins_gaps=begins_gaps,
         )
         widths = VerifyWidths(WIDTHS if allocates else WIDTHS[-1:], WIDTHS[-1])
         self.planner = StepPlanner(self.drafter, self.held, self.launched, widths)
