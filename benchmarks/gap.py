@@ -4,12 +4,16 @@
         [--json FILE]
 
 The models are the demo's, so small that a step is nearly all host. Each mode is a server of its
-own, and all servers take turns. A batch of so many requests is sent at once. A step's time is that
-of the whole batch divided by its decode steps, so prefill and transport have a small share in it.
-Texts are the demo's questions, decoded greedily; or noise, sampled at a temperature at which no
-draft is right, so that there is nothing to draft.
+own, and all servers take turns. A batch of so many requests is sent at once. Texts are the demo's
+questions, decoded greedily; or noise, sampled at a temperature at which hardly a draft is right.
 
-The stages of the gap and the host time are those of `/server_info`, which modes without HVD lack.
+The time of a step is compared for noise only. There all requests run to the end in every mode, and
+each step gives each of them about one token. The time of the same batch with replies of one token,
+its prefill, is subtracted. With the demo's questions the requests end one after the other, so most
+steps have fewer requests, in each mode others.
+
+The stages of the gap and the host time are those of `/server_info`, which modes without HVD lack:
+means over all steps of a batch.
 On a CPU the host is the device, so that drafts and draft-extends take their whole time. With
 --against further servers run HVD's modes with the code of another checkout.
 """
@@ -44,9 +48,10 @@ _SAMPLING: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One round: means of a step in microseconds. stages: see Stage; empty without figures."""
+    """One round: means of a step in microseconds. step: None where the batch shrinks. stages: see
+    Stage; empty without figures."""
 
-    step: float
+    step: float | None
     host: float | None
     stages: Mapping[str, float] = field(default_factory=dict)
 
@@ -57,14 +62,15 @@ class Row:
 
     code: "here", or the other checkout.
     gap: the sum of the stages but the draft. host_us: the time of HVD's own code.
-    None without HVD, and of the gap with code that does not measure it.
+    None without HVD, and of the gap with code that does not measure it. step_us: None where
+        the batch shrinks.
     """
 
     text: str
     requests: int
     mode: str
     code: str
-    step_us: float
+    step_us: float | None
     host_us: float | None
     gap_us: float | None
     stages_us: Mapping[str, float]
@@ -114,10 +120,12 @@ def clock_seconds(num_steps: int = 2000) -> float:
 
 def _measure(server: SglangServer, text: str, num_requests: int, max_tokens: int) -> Measured:
     flush_cache(server.url)
+    prefill, _ = _run(server, text, num_requests, 1)
+    flush_cache(server.url)
     before = _figures(server)
     seconds, num_cycles = _run(server, text, num_requests, max_tokens)
     after = _figures(server)
-    step = 1e6 * seconds / num_cycles
+    step = step_us(text, seconds - prefill, num_cycles)
     if before is None or after is None:
         return Measured(step, None)
     num_steps, num_gaps = after["num_steps"] - before["num_steps"], after["num_gaps"]
@@ -131,16 +139,23 @@ def _measure(server: SglangServer, text: str, num_requests: int, max_tokens: int
     return Measured(step, (after["host"] - before["host"]) / num_steps, stages)
 
 
-def _run(server: SglangServer, text: str, num: int, max_tokens: int) -> tuple[float, int]:
-    """Seconds of a batch, and its decode steps."""
+def step_us(text: str, seconds: float, num_cycles: Sequence[int]) -> float | None:
+    """Microseconds of a step with all requests; None if the batch shrank.
+
+    seconds: of all decode steps. num_cycles: decode steps of each request.
+    """
+    return 1e6 * seconds / max(num_cycles) if text == "noise" else None
+
+
+def _run(server: SglangServer, text: str, num: int, max_tokens: int) -> tuple[float, list[int]]:
+    """Seconds of a batch, and the decode steps of each request."""
     sampling = {**_SAMPLING[text], "max_new_tokens": max_tokens, "ignore_eos": True}
     body = {"text": _prompts(num), "sampling_params": sampling}
     began = time.perf_counter()
     answers = server.post("/generate", body)
     seconds = time.perf_counter() - began
     # A plain server does not count: each of its steps is a token, and the first is the prefill's.
-    cycles = [a["meta_info"].get("spec_verify_ct") or max_tokens - 1 for a in answers]
-    return seconds, max(cycles)
+    return seconds, [a["meta_info"].get("spec_verify_ct") or max_tokens - 1 for a in answers]
 
 
 def _prompts(num: int) -> list[str]:
@@ -170,6 +185,7 @@ def _figures(server: SglangServer) -> dict[str, float] | None:
 
 
 def _row(text: str, num: int, mode: str, code: str, rounds: Sequence[Measured]) -> Row:
+    steps = [of.step for of in rounds if of.step is not None]
     hosts = [of.host for of in rounds if of.host is not None]
     stages = {
         stage.value: float(np.median([of.stages[stage.value] for of in rounds]))
@@ -181,7 +197,7 @@ def _row(text: str, num: int, mode: str, code: str, rounds: Sequence[Measured]) 
         requests=num,
         mode=mode,
         code=code,
-        step_us=float(np.median([of.step for of in rounds])),
+        step_us=float(np.median(steps)) if steps else None,
         host_us=float(np.median(hosts)) if hosts else None,
         gap_us=sum(stages.values()) - stages[Stage.DRAFT.value] if stages else None,
         stages_us=stages,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gap import Measured, _row, clock_seconds, main
+from benchmarks.gap import Measured, _row, clock_seconds, main, step_us
 from sglang_hvd.step_clock import Stage
 
 
@@ -22,8 +22,13 @@ def test_a_mode_without_figures_has_a_time_of_its_steps_only() -> None:
     assert (row.step_us, row.host_us, row.gap_us, row.stages_us) == (900, None, None, {})
 
 
-def test_the_clock_is_cheap() -> None:
-    assert 0 < clock_seconds(200) < 1e-3
+def test_steps_are_compared_where_all_requests_run_to_the_end() -> None:
+    assert step_us("noise", 0.3, [149, 150]) == pytest.approx(2000)
+    assert step_us("text", 0.3, [20, 150]) is None
+
+
+def test_the_clock_is_measured_by_itself() -> None:
+    assert clock_seconds(200) > 0
 
 
 def test_an_unknown_mode_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,9 +40,11 @@ def test_an_unknown_mode_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow  # it starts servers as a user does
 def test_every_mode_is_measured(tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
-    small = ["--requests", "2", "--max-tokens", "16", "--rounds", "1", "--texts", "text"]
+    small = ["--requests", "2", "--max-tokens", "16", "--rounds", "1"]
     assert main([*small, "--modes", "plain,ngram,allocate", "--json", str(rows)]) == 0
-    found = {row["mode"]: row for row in json.loads(rows.read_text())}
-    assert found.keys() == {"plain", "ngram", "allocate"}
-    assert all(row["step_us"] > 0 for row in found.values())
-    assert found["allocate"]["gap_us"] > 0
+    found = {(row["text"], row["mode"]): row for row in json.loads(rows.read_text())}
+    modes = "plain", "ngram", "allocate"
+    assert found.keys() == {(text, mode) for text in ("text", "noise") for mode in modes}
+    assert all(found["noise", mode]["step_us"] > 0 for mode in modes)
+    assert all(found["text", mode]["step_us"] is None for mode in modes)
+    assert found["text", "allocate"]["gap_us"] > 0
