@@ -15,7 +15,6 @@ other load on the machine affects both kinds alike. Each round is a server of it
 
 import json
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -62,6 +61,13 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=count, default=3, help="servers of --serve (default: %(default)s)"
     )
+    parser.add_argument(
+        "--plays",
+        type=count,
+        default=100,
+        help="plays of each kind with a server of --serve; fewer if the warm-up ends "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--url", help="a server that runs HVD and no other requests")
     parser.add_argument("--admin-api-key", metavar="KEY", help="the server's admin key")
     add_json(parser)
@@ -69,7 +75,7 @@ def main() -> None:
     if options.serve and options.url is not None:
         parser.error("--serve starts servers, --url names a running one: give one of them")
     if options.serve:
-        rows = _served_rows(options.tokens, options.rounds)
+        rows = _served_rows(options.tokens, options.rounds, options.plays)
     elif options.url is None:
         rows = [*_snapshot_rows(options.tokens), *_step_rows(options.tokens)]
     else:
@@ -119,11 +125,10 @@ def _step_rows(num_tokens: int) -> list[dict[str, Any]]:
     return [_row("proposals of 64 requests", name, found) for name, found in times.items()]
 
 
-def _served_rows(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
+def _served_rows(num_tokens: int, rounds: int, max_plays: int) -> list[dict[str, Any]]:
     flags = [*CPU_FLAGS, *server_flags("allocate", demo_models())]
     plays: dict[str, list[list[float]]] = {"quiet": [], "warm-up": []}
     progress: list[dict[str, Any]] = []
-    is_whole = True  # all plays of warm-up ran while texts were read
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (folder / "ids.jsonl").open("w") as file:
@@ -138,24 +143,20 @@ def _served_rows(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
             )
             with server:
                 started = psutil.Process().children(recursive=True)
-                [reader] = [p for p in started if "text_pipe" in " ".join(p.cmdline())]
-                while True:
-                    reader.suspend()
+                readers = [p for p in started if "text_pipe" in " ".join(p.cmdline())]
+                for _ in range(max_plays if readers else 0):
+                    readers[0].suspend()
                     _wait_until_quiet(server.url)
                     quiet = _gaps_of_streams(server.url)
-                    reader.resume()
+                    readers[0].resume()
                     during = _gaps_of_streams(server.url)
-                    state = _warm_up_of(server.url)
-                    if state["is_done"] and plays["quiet"]:
+                    if _warm_up_of(server.url)["is_done"]:
                         break  # these gaps are quiet in part
                     plays["quiet"].append(quiet)
                     plays["warm-up"].append(during)
-                    if state["is_done"]:
-                        is_whole = False
-                        break
-                progress.append(state)
-    if not is_whole:
-        print("a warm-up ended before its first streams did: give more --tokens", file=sys.stderr)
+                progress.append(_warm_up_of(server.url))
+    if not plays["quiet"]:
+        raise ValueError("the warm-up ended before its first streams did: give more --tokens")
     rows = []
     for phase, of_phase in plays.items():
         ends = [float(np.percentile(gaps, 99)) * 1e3 for gaps in of_phase]
