@@ -109,7 +109,7 @@ def _commands() -> Mapping[str, Command]:
         "report": Command(
             report_command.add_report,
             report_command.run_report,
-            "show what benchmarks.paper measured beside the paper's figures, as a page",
+            "show what benchmarks.paper measured next to the paper's figures, as a page",
         ),
         "costs": Command(
             servers.add_server, servers.run_costs, "print the step costs of a running server"

@@ -25,7 +25,7 @@ class Job(NamedTuple):
 
 
 class KeptResult:
-    """The file result.json of a folder, which is written anew after each change.
+    """The file result.json of a folder, which is written again after each change.
 
     Raises ValueError, in one line, if the folder cannot be written, if another process uses it, or
     if its result was begun with other settings.

@@ -165,7 +165,7 @@ def _cells(url: str, options: argparse.Namespace) -> list[Cell]:
         whole = _cell(url, name, _prompts(name, num, options), request)
         cells += [_under(whole, *load, options) for load in loads]
     num_of = Counter(options.phases)
-    # A workload that comes back brings conversations that no cache has seen.
+    # A workload that comes back has conversations that no cache has seen.
     left = {name: _prompts(name, num * times, options) for name, times in num_of.items()}
     phases = []
     for number, name in enumerate(options.phases, start=1):

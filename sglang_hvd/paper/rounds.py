@@ -15,7 +15,7 @@ class Measured:
 
     value: median over the rounds. low, high: the lowest and the highest round.
     note: the data sets that a mean has, such as "2 of 3"; empty if it has all.
-    rounds_note: likewise the rounds, such as "1 of 3 rounds".
+    rounds_note: the rounds in the same way, such as "1 of 3 rounds".
     """
 
     value: float

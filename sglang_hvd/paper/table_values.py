@@ -129,7 +129,7 @@ class RunData:
 
     @property
     def paper_model(self) -> str:
-        """The model of the paper whose figures stand beside the run's: its own, if it has one."""
+        """The model of the paper whose figures stand next to the run's: its own, if it has one."""
         return self.result.model if self.is_of_paper else next(iter(published.MODELS))
 
     @property

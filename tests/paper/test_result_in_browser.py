@@ -60,11 +60,11 @@ def test_all_text_stands_out_from_the_page(
               v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
             return .2126 * r + .7152 * g + .0722 * b;
           };
-          const behind = light(getComputedStyle(document.body).backgroundColor);
+          const ground = light(getComputedStyle(document.body).backgroundColor);
           const of = one => {
             const style = getComputedStyle(one);
             const l = light(one.tagName === 'text' ? style.fill : style.color);
-            return (Math.max(l, behind) + .05) / (Math.min(l, behind) + .05);
+            return (Math.max(l, ground) + .05) / (Math.min(l, ground) + .05);
           };
           return Math.min(...[...document.querySelectorAll('p, th, td, dd, dt, a, text')].map(of));
         }"""

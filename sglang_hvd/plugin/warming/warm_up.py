@@ -26,7 +26,7 @@ _LOG_SECONDS = 10.0
 _STEP_PIECES, _INLINE_IDLE_PIECES, _IDLE_PIECES = 1, 2, 64
 # Ranks exchange pieces so many steps apart, because each exchange costs a message.
 _STEPS_APART = 4
-# Until so many tokens are indexed, no more are handed over: prompts of requests wait behind them.
+# Until so many tokens are indexed, no more are handed over: prompts of requests wait for them.
 _MAX_PENDING_TOKENS = 64 * 1024
 
 # What the reading process ends with: nothing, or why it did not read everything.
