@@ -86,13 +86,14 @@ def test_what_follows_a_stop_never_enters_the_shared_cache(server: Any, long_pro
     assert kept == answer["meta_info"]["completion_tokens"]
 
 
-def test_other_salts_and_keys_never_see_an_output(server: Any, long_prompt: str) -> None:
+def test_other_salts_and_keys_never_see_an_output(server: Any, prompts: list[str]) -> None:
+    tool_call = prompts[6]  # its reply is not a copy of it, as an edit's is
     server.flush_cache()
     salted: dict[str, str] = {"cache_salt": "a"}
     outsiders: list[dict[str, str]] = [{}, {"cache_salt": "b"}, {"extra_key": "a"}]
     num_cycles = []
     for fields in [salted, *outsiders, salted]:
-        [figures] = server.generate(long_prompt, **fields)["meta_info"]["hvd"]
+        [figures] = server.generate(tool_call, **fields)["meta_info"]["hvd"]
         num_cycles.append(len(figures["cycles"]))
     first, *outside, inside = num_cycles
     # The earlier output is one long draft for requests that may see it, and nothing for the others.
