@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def clock_seconds(num_steps: int = 2000) -> float:
-    """What StepClock takes in a step that measures every phase twice and every stage."""
+    """Seconds that StepClock takes for a step with every phase twice and every stage once."""
     clock = StepClock()
     began = time.perf_counter()
     for _ in range(num_steps):

@@ -1,7 +1,7 @@
 """How long snapshots take, and what a warm-up costs the requests that run meanwhile.
 
     python -m benchmarks.warm_start [--tokens N] [--json FILE]
-    python -m benchmarks.warm_start --serve [--tokens N] [--rounds N] [--json FILE]
+    python -m benchmarks.warm_start --serve [--tokens N] [--rounds N] [--plays N]
     python -m benchmarks.warm_start --url URL [--admin-api-key KEY] [--json FILE]
 
 Without --serve and --url it measures the suffix cache alone: 64 requests propose while texts enter.
