@@ -208,7 +208,9 @@ def _table(rows: Sequence[Row]) -> str:
     columns = {name: name for name in ("text", "requests", "mode", "code")}
     columns |= {"step_us": "step us", "host_us": "host us", "gap_us": "gap us"}
     columns |= {stage.value: stage.value for stage in Stage}
-    return markdown_table(columns, [{**asdict(row), **row.stages_us} for row in rows], num_labels=4)
+    nothing = {stage.value: None for stage in Stage}
+    cells = [{**asdict(row), **nothing, **row.stages_us} for row in rows]
+    return markdown_table(columns, cells, num_labels=4)
 
 
 @contextlib.contextmanager
