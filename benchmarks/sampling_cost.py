@@ -7,8 +7,8 @@ The cells of a round take turns, and each is compared with its base in the same 
 which that request asks for nothing. With --against a second server runs the code of another
 checkout, for example that of an earlier commit, and each cell is compared with the same cell there.
 
-A step's time is that of the steps until the other requests have ended, which are the same in every
-cell. The time of the scheduler's process is less disturbed by other load than that of the clock.
+Steps are timed while the whole batch decodes; then all requests are aborted. The time of the
+scheduler's process is less disturbed by other load than that of the clock.
 """
 
 import argparse
@@ -37,7 +37,9 @@ from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment
 from sglang_hvd.replay.training.tables import markdown_table
 
 _BASE, _SAMPLED = "nothing", "temperature"
-_MIN_LONG = 160  # tokens of the request that asks, at least
+# Of a reply: more than it has when its batch is aborted.
+_MAX_TOKENS = 500
+_POLL_SECONDS = 0.2
 
 
 def _cells() -> dict[str, tuple[dict[str, Any], str]]:
@@ -51,7 +53,7 @@ def _cells() -> dict[str, tuple[dict[str, Any], str]]:
         _BASE: ({}, _BASE),
         "frequency_penalty": ({"frequency_penalty": 0.5}, _BASE),
         "repetition_penalty": ({"repetition_penalty": 1.2}, _BASE),
-        "min_new_tokens": ({"min_new_tokens": _MIN_LONG}, _BASE),
+        "min_new_tokens": ({"min_new_tokens": _MAX_TOKENS}, _BASE),
         "processor": (processor, _BASE),
         _SAMPLED: ({"temperature": 0.8}, _BASE),
         "min_p": ({"temperature": 0.8, "min_p": 0.1}, _SAMPLED),
@@ -60,7 +62,7 @@ def _cells() -> dict[str, tuple[dict[str, Any], str]]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Means per step of one batch, in milliseconds.
+    """Means per step of one batch, in milliseconds, or totals.
 
     wall: by the clock. process: of the scheduler's process. host: of HVD's own code.
     """
@@ -76,6 +78,7 @@ class Row:
     """Medians over the rounds; ratios are of the times of one round.
 
     of: what the ratios compare with.
+    process_ratio_spread: between the quartiles.
     """
 
     cell: str
@@ -93,8 +96,8 @@ class Row:
 class _Batch:
     """The same requests, again and again, on one server."""
 
-    def __init__(self, server: SglangServer, scheduler: psutil.Process, size: int, tokens: int):
-        self._server, self._scheduler, self._tokens = server, scheduler, tokens
+    def __init__(self, server: SglangServer, scheduler: psutil.Process, size: int, steps: int):
+        self._server, self._scheduler, self._steps = server, scheduler, steps
         questions = [
             session.turns[0].user
             for family in FAMILIES
@@ -103,41 +106,45 @@ class _Batch:
         self._prompts = sorted(questions, key=len)[:size]
 
     def measure(self, asked: Mapping[str, Any]) -> Measured:
-        """Run the batch. asked: what its first request asks for, which outlasts the others."""
+        """Run the batch. asked: what its first request asks for."""
         first, *others = self._prompts
-        with ThreadPoolExecutor(len(others) + 1) as pool:
-            before, began = self._state(), time.perf_counter()
-            spent = sum(self._scheduler.cpu_times()[:2])
-            num_tokens = max(4 * self._tokens, _MIN_LONG)
-            asking = pool.submit(self._ask, first, max_new_tokens=num_tokens, rid="asks", **asked)
-            for answer in [pool.submit(self._ask, prompt) for prompt in others]:
-                answer.result()
-            spent = sum(self._scheduler.cpu_times()[:2]) - spent
-            wall, after = time.perf_counter() - began, self._state()
-            self._server.post("/abort_request", {"rid": "asks"})
-            with contextlib.suppress(urllib.error.HTTPError):  # an aborted request may get one
-                asking.result()
-        num_steps = after[0] - before[0]
+        with ThreadPoolExecutor(len(self._prompts)) as pool:
+            asking = pool.submit(self._ask, first, **asked)
+            running = [asking, *(pool.submit(self._ask, prompt) for prompt in others)]
+            before = self._when(lambda hvd: hvd["num_requests"] == len(running))
+            enough = before.num_steps + self._steps
+            after = self._when(lambda hvd: hvd["steps"]["num_steps"] >= enough)
+            assert not any(each.done() for each in running), "a request ended while it was timed"
+            self._server.post("/abort_request", {"abort_all": True})
+            for each in running:
+                with contextlib.suppress(urllib.error.HTTPError):  # an aborted request may get one
+                    each.result()
+        num_steps = after.num_steps - before.num_steps
         return Measured(
             num_steps,
-            wall=1e3 * wall / num_steps,
-            process=1e3 * spent / num_steps,
-            host=1e3 * (after[1] - before[1]) / num_steps,
+            wall=1e3 * (after.wall - before.wall) / num_steps,
+            process=1e3 * (after.process - before.process) / num_steps,
+            host=1e3 * (after.host - before.host) / num_steps,
         )
 
     def _ask(self, question: str, **params: Any) -> None:
-        top_level: dict[str, Any] = {
-            key: params.pop(key) for key in ("rid", "custom_logit_processor") if key in params
-        }
-        sampling = {"temperature": 0, "max_new_tokens": self._tokens, "ignore_eos": True, **params}
+        processor = params.pop("custom_logit_processor", None)
+        sampling = {"temperature": 0, "max_new_tokens": _MAX_TOKENS, "ignore_eos": True, **params}
         text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        self._server.post("/generate", {"text": text, "sampling_params": sampling, **top_level})
+        body = {"text": text, "sampling_params": sampling, "custom_logit_processor": processor}
+        self._server.post("/generate", body)
 
-    def _state(self) -> tuple[int, float]:
-        """Number of steps so far, and seconds of HVD's host code in them."""
-        steps = self._server.get("/server_info")["internal_states"][0]["hvd"]["steps"]
-        num_steps = steps["num_steps"]
-        return num_steps, num_steps * steps["host_us"] / 1e6 if num_steps else 0.0
+    def _when(self, is_so: Callable[[dict[str, Any]], bool]) -> Measured:
+        """The totals so far, in seconds, once the server's figures say so."""
+        while not is_so(hvd := self._server.get("/server_info")["internal_states"][0]["hvd"]):
+            time.sleep(_POLL_SECONDS)
+        num_steps = hvd["steps"]["num_steps"]
+        return Measured(
+            num_steps,
+            wall=time.perf_counter(),
+            process=sum(self._scheduler.cpu_times()[:2]),
+            host=num_steps * hvd["steps"]["host_us"] / 1e6 if num_steps else 0.0,
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -192,7 +199,7 @@ def _row(cell: str, of: str, rounds: Sequence[Measured], bases: Sequence[Measure
         host_us=1e3 * float(np.median([measured.host for measured in rounds])),
         wall_ratio=float(np.median(ratios(lambda measured: measured.wall))),
         process_ratio=float(np.median(process)),
-        process_ratio_spread=float(np.ptp(process)),
+        process_ratio_spread=float(np.ptp(np.quantile(process, [0.25, 0.75]))),
         host_ratio=float(np.median(ratios(lambda measured: measured.host))),
     )
 
@@ -204,6 +211,7 @@ def _batch(checkout: Path | None, options: argparse.Namespace) -> Iterator[_Batc
     flags = [
         *(*CPU_FLAGS, *server_flags(options.policy, demo_models())),
         *("--max-running-requests", str(options.requests), "--enable-custom-logit-processor"),
+        *("--max-total-tokens", str(options.requests * 1024)),
     ]
     with tempfile.TemporaryDirectory() as folder:
         server = SglangServer(
@@ -215,7 +223,7 @@ def _batch(checkout: Path | None, options: argparse.Namespace) -> Iterator[_Batc
         others = _schedulers()
         with server:
             [scheduler] = _schedulers() - others
-            yield _Batch(server, scheduler, options.requests, options.max_tokens)
+            yield _Batch(server, scheduler, options.requests, options.steps)
 
 
 def _schedulers() -> set[psutil.Process]:
@@ -232,7 +240,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--requests", type=count, default=32, help="in the batch (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-tokens", type=count, default=40, help="of each reply (default: %(default)s)"
+        "--steps", type=count, default=60, help="timed in each batch (default: %(default)s)"
     )
     parser.add_argument(
         "--rounds", type=count, default=5, help="measured rounds (default: %(default)s)"

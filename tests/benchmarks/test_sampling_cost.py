@@ -28,7 +28,7 @@ def test_a_checkout_that_cannot_serve_is_said(
 @pytest.mark.slow  # it starts a server as a user does
 def test_every_cell_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.json"
-    small = ["--requests", "2", "--max-tokens", "6", "--rounds", "1"]
+    small = ["--requests", "2", "--steps", "6", "--rounds", "1"]
     assert main([*small, "--json", str(rows)]) == 0
     found = {row["cell"]: row for row in json.loads(rows.read_text())}
     assert {"frequency_penalty", "min_p", "processor"} <= found.keys()
