@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.command import counts, parser_of, rates, run
 from benchmarks.gpu import check_gpu
-from benchmarks.paper.data_sets import SAMPLES, Drawn, drawn_sets
+from benchmarks.paper.data_sets import SAMPLES, Drawn, drawn_sets, sets_of
 from benchmarks.paper.fleet import Fleet
 from benchmarks.paper.join import join
 from benchmarks.paper.kept import KeptResult
@@ -67,6 +67,7 @@ def _run(
     model = models()[options.model]
     folder: Path = options.out
     logs = folder / "logs"
+    sets_of(options.data_sets, folder / "prompts", are_samples=is_demo)  # before a folder is made
     try:
         for needed in (folder / "prompts", logs):
             needed.mkdir(parents=True, exist_ok=True)

@@ -87,16 +87,9 @@ def drawn_sets(
         "num_warm_up": num_warm_up,
         "seed": seed,
     }
-    stems = [Path(name).stem for name in names]
-    if len(set(stems)) < len(stems):
-        raise ValueError(f"{', '.join(names)}: give each data set once, and files other names")
-    order = [workload.name for workload in PAPER]
-    names = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
     found = []
-    for name in names:
-        path = folder / f"{Path(name).stem}.json"
-        if not path.exists():
-            workload = _sample(name) if are_samples else find(name)
+    for path, workload in sets_of(names, folder, are_samples=are_samples).items():
+        if workload is not None:
             prompts = draw(
                 workload,
                 folder=copies,
@@ -119,6 +112,24 @@ def drawn_sets(
             write_whole(path, (json.dumps(kept, indent=1) + "\n").encode())
         found.append(_read(path, asked))
     return found
+
+
+def sets_of(
+    names: Sequence[str], folder: Path, *, are_samples: bool
+) -> dict[Path, Workload | None]:
+    """The file of each data set's prompts, in the paper's order, with the workload to draw them
+    from; None: the file is there.
+
+    Raises ValueError, in one line, if a name is unknown or given twice.
+    """
+    stems = [Path(name).stem for name in names]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"{', '.join(names)}: give each data set once, and files other names")
+    order = [workload.name for workload in PAPER]
+    names = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+    paths = {folder / f"{Path(name).stem}.json": name for name in names}
+    of = _sample if are_samples else find
+    return {path: None if path.exists() else of(name) for path, name in paths.items()}
 
 
 def signs_of(prompts: Sequence[Prompt]) -> dict[str, float]:

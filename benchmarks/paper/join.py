@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.command import parser_of
 from sglang_hvd.paper.results import Result, read_result
-from sglang_hvd.paper.rounds import Load, Missing, Rounds, Total, common_rounds
+from sglang_hvd.paper.rounds import Load, Missing, Rounds, over_rounds
 from sglang_hvd.replay.training.tables import markdown_table
 
 
@@ -30,9 +30,10 @@ def join(arguments: Sequence[str]) -> int:
 def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
     """A row for each mode, concurrency and run, over the data sets that all runs have measured.
 
-    A data set of another revision, or with other prompts, is another data set. Throughput and
-    cycles are those of all data sets together, over the rounds that every run has of each of them.
-    A speedup is over those of these rounds that EAGLE3 has too. Without a round, a figure is None.
+    A data set of another revision, or with other prompts, is another data set. Figures are those of
+    the report page: throughput and cycles of all data sets together, the geometric mean of the
+    speedups of those that all runs have of EAGLE3 too, medians over each run's rounds. A figure
+    without a round is None.
 
     Raises ValueError if the runs are of different models or settings, or have nothing in common.
     """
@@ -51,28 +52,24 @@ def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
         machines = [f"{name} (run {number})" for number, name in enumerate(machines, start=1)]
     rows: list[dict[str, object]] = []
     for load in _loads(runs):
+        of_base = _data_sets(runs, "eagle3", load)
         for mode in results[0].modes:
             names = _data_sets(runs, mode.name, load)
-            if not names:
-                continue
-            mine, base = (
-                [run.totals(one, names, load) for run in runs] for one in (mode.name, "eagle3")
-            )
-            found = _over_common_rounds(mine)
-            compared = _over_common_rounds([*mine, *base])
-            for index, machine in enumerate(machines):
-                total = found[index] if found else None
+            compared = [name for name in names if name in of_base]
+            for machine, run in zip(machines, runs, strict=True) if names else ():
+                totals = run.totals(mode.name, names, load)
+                found = {} if isinstance(totals, Missing) else totals
+                speeds = {number: one.throughput for number, one in found.items()}
+                cycles = {number: one.cycles_per_1k for number, one in found.items()}
+                speedup = run.mean_speedup(mode.name, "eagle3", compared, load)
                 rows.append(
                     {
                         "machine": machine,
                         "mode": mode.label,
                         "num_at_once": load.concurrency,
-                        "tokens_per_s": total and total.throughput,
-                        "speedup": compared[index].throughput
-                        / compared[index + len(runs)].throughput
-                        if compared
-                        else None,
-                        "cycles_per_1k": total and total.cycles_per_1k,
+                        "tokens_per_s": over_rounds(speeds).value if found else None,
+                        "speedup": None if isinstance(speedup, Missing) else speedup.value,
+                        "cycles_per_1k": over_rounds(cycles).value if found else None,
                     }
                 )
     if not rows:
@@ -101,10 +98,3 @@ def _data_sets(runs: Sequence[Rounds], mode: str, load: Load) -> list[str]:
         for run in runs
     ]
     return sorted(name for name, _, _ in set.intersection(*of_runs))
-
-
-def _over_common_rounds(parts: Sequence[dict[int, Total] | Missing]) -> list[Total]:
-    """Each part's counts over the rounds that all parts have; empty if there are none."""
-    known = [part for part in parts if not isinstance(part, Missing)]
-    rounds = common_rounds(known) if len(known) == len(parts) else []
-    return [Total.of([part[number] for number in rounds]) for part in known] if rounds else []

@@ -143,7 +143,8 @@ def _expected_cells(
         except ServerFailed as error:
             ended[mode] = " ".join(str(error).split())
             print(f"{mode} has ended: {ended[mode]}", file=sys.stderr)
-    raise ServerFailed("no server is left that could give the expected answers")
+    faults = "; ".join(f"{mode}: {fault}" for mode, fault in ended.items())
+    raise ServerFailed(f"no server is left that could give the expected answers ({faults})")
 
 
 def _cells(url: str, options: argparse.Namespace) -> list[Cell]:

@@ -52,8 +52,11 @@ class DataSet:
 
         Raises ValueError, in one line, if the data cannot be loaded or their columns have changed.
         """
-        # Every retry would be a line, and the error says the same.
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        if folder is not None and not folder.is_dir():
+            raise ValueError(
+                f"--data {folder} is no folder: give one with a copy of {self.name} at "
+                f"{folder / self.name}"
+            )
         try:
             rows = self._rows(folder)
         except Exception as error:
@@ -72,6 +75,10 @@ class DataSet:
     def _rows(self, folder: Path | None) -> "Dataset":
         from datasets import load_dataset
 
+        # Every retry and warning would be a line, and the error says the same. The libraries set
+        # their levels when they are imported.
+        for library in ("huggingface_hub", "datasets"):
+            logging.getLogger(library).setLevel(logging.ERROR)
         if self.file is not None:
             builder = "parquet" if self.file.endswith(".parquet") else "json"
             place = (
@@ -83,6 +90,7 @@ class DataSet:
             return load_dataset(builder, data_files=f"{at}/{self.file}", split="train")
         if folder is not None:
             return load_dataset(str(folder / self.name), self.config, split=self.split)
+        _go_offline_without_hub()
         return load_dataset(self.name, self.config, split=self.split, revision=self.revision)
 
     def _check(self, rows: "Dataset") -> None:
@@ -98,6 +106,22 @@ class DataSet:
                     f"{self.name} has column {name} of type {found[name]}, wanted {wanted}: the "
                     "data set has changed since it was looked up"
                 )
+
+
+def _go_offline_without_hub() -> None:
+    """If the hub cannot be reached, the libraries read only what they keep, in this process.
+
+    Otherwise load_dataset would ask the hub six times, over 23 seconds, before it gives up."""
+    import datasets
+    import httpx
+    import huggingface_hub
+
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return
+    try:
+        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=5)
+    except httpx.TransportError:
+        huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
 
 class _Prompts(Sequence[Sequence[Prompt]]):

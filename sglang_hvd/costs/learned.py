@@ -1,6 +1,6 @@
 """Corrects a table of step costs with the times of the steps that a server runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -16,6 +16,7 @@ _MIN_RATIO = 0.1  # min ratio to the base of a verification without its contexts
 _FORGET_AHEAD_AFTER = 512  # steps after which the rest before a step that runs ahead is stale
 
 _Shape = tuple[int, int]
+_BaseMs = Callable[[int, int], float]
 
 
 class LearnedCosts:
@@ -43,15 +44,13 @@ class LearnedCosts:
     def __init__(self, base: StepCosts, *, runs_ahead: bool = False) -> None:
         self.num_observed = 0
         self._base, sizes = base, base.batch_sizes
-        self._verify = _Part(sizes, price=(base.context or 0.0) / 1000)
+        self._verify = _Part(sizes, lambda n, width: base.verify_ms(n, [width])[0])
+        self._verify.price = base.context_ms(1)
         # The price of a draft or draft-extend is the ratio of plain steps in the last table.
-        self._extend, self._draft = _Part(sizes, price=1.0), _Part(sizes, price=1.0)
-        self._rest = _Part(sizes)
-        self._rest_before_ahead = _Part(sizes) if runs_ahead else self._rest
-        # Cached, because every step looks these up and the base does not change.
-        self._verify_ms = cache(lambda num, width: float(base.verify_ms(num, [width])[0]))
-        self._extend_ms = cache(lambda num, width: float(base.draft_extend_ms(num, [width])[0]))
-        self._draft_ms = cache(lambda num, steps: float(base.draft_ms([num], steps)[0]))
+        self._extend = _Part(sizes, lambda n, width: base.draft_extend_ms(n, [width])[0], 1.0)
+        self._draft = _Part(sizes, lambda n, steps: base.draft_ms([n], steps)[0], 1.0)
+        self._rest = _Part(sizes, lambda *_: 0.0)
+        self._rest_before_ahead = _Part(sizes, lambda *_: 0.0) if runs_ahead else self._rest
 
     def observe_verify(
         self, num_requests: int, width: int, milliseconds: float, *, num_context: int = 0
@@ -59,18 +58,16 @@ class LearnedCosts:
         """num_context: tokens in the KV caches of the requests of a verification."""
         self.num_observed += 1
         step, shape, part = self.num_observed, (num_requests, width), self._verify
-        of_base = self._verify_ms(num_requests, width)
+        of_base = part.base_ms(*shape)
         ratio = max(part.predict(step, shape, self._draft.price), 1.0)
         limit = _CLIP * (ratio + part.price * num_context / of_base)
         part.add(step, shape, milliseconds / of_base, limit, num_context / of_base)
 
     def observe_extend(self, num_requests: int, width: int, milliseconds: float) -> None:
-        of_base = self._extend_ms(num_requests, width)
-        self._observe_overhead(self._extend, (num_requests, width), milliseconds, of_base)
+        self._observe_overhead(self._extend, (num_requests, width), milliseconds)
 
     def observe_draft(self, num_requests: int, num_steps: int, milliseconds: float) -> None:
-        of_base = self._draft_ms(num_requests, num_steps)
-        self._observe_overhead(self._draft, (num_requests, num_steps), milliseconds, of_base)
+        self._observe_overhead(self._draft, (num_requests, num_steps), milliseconds)
 
     def observe_rest(
         self, num_requests: int, milliseconds: float, *, is_before_ahead: bool = False
@@ -85,8 +82,8 @@ class LearnedCosts:
     def table(self) -> StepCosts:
         """The base table, corrected by everything that was observed so far."""
         base, step, times = self._base, self.num_observed, np.array(self._base.verify)
-        self._verify.price = self._verify.slope((base.context or 0.0) / 1000)
-        of_base = np.array([self._verify_ms(*shape) for shape in self._verify.shapes])
+        self._verify.price = self._verify.slope(base.context_ms(1))
+        of_base = np.array([self._verify.base_ms(*shape) for shape in self._verify.shapes])
         ratios = self._ratios_by_nodes(of_base)
         self._extend.price = self._draft.price = float(ratios[0, 0])
         verify, weights = self._verify.at(step, base.widths, rising(ratios * times), of_base)
@@ -99,9 +96,8 @@ class LearnedCosts:
         )
         if self._rest.mean.step - self._rest_before_ahead.mean.step > _FORGET_AHEAD_AFTER:
             rest = 0 * rest  # else waits would look free, and no step would run ahead to measure it
-        wait = np.maximum(waited - rest, 0.0)
-        if base.wait is not None and not self._rest.shapes:
-            wait = np.array(base.wait)
+        learned_wait = np.maximum(waited - rest, 0.0)
+        wait = learned_wait if self._rest.shapes else np.array(base.wait or 0.0)
         return base.model_copy(
             update={
                 "about": f"{base.about}, refined by its steps",
@@ -131,13 +127,11 @@ class LearnedCosts:
             ratio += slope * (np.minimum(per_ms, 2 * nodes.max()) - mean_nodes)
         return np.maximum(np.full(per_ms.shape, ratio), _MIN_RATIO)
 
-    def _observe_overhead(
-        self, part: "_Part", shape: _Shape, milliseconds: float, of_base: float
-    ) -> None:
-        overall = float(part.overhead(self.num_observed, np.array(of_base)))
-        expected = part.price * of_base + part.predict(self.num_observed, shape, overall)
-        limit = _CLIP * max(expected, of_base, _MIN_MS)
-        part.add(self.num_observed, shape, milliseconds, limit, of_base)
+    def _observe_overhead(self, part: "_Part", shape: _Shape, milliseconds: float) -> None:
+        step, of_base = self.num_observed, part.base_ms(*shape)
+        overall = float(part.overhead(step, np.array(of_base)))
+        expected = part.price * of_base + part.predict(step, shape, overall)
+        part.add(step, shape, milliseconds, _CLIP * max(expected, of_base, _MIN_MS), of_base)
 
     def _with_overhead(
         self, part: "_Part", columns: Sequence[int], of_base: Float64
@@ -170,8 +164,6 @@ class _Mean:
     step: number of the latest observation. num, num_seen: decayed weight and number of all.
     """
 
-    __slots__ = ("factor", "num", "num_seen", "step", "value")
-
     def __init__(self, step: int = 0) -> None:
         self.step = step
         self.num = self.num_seen = self.value = self.factor = 0.0
@@ -197,14 +189,16 @@ class _Part:
     """The times of one part of a step, by shape and over all shapes.
 
     sizes: the batch sizes of the table.
+    base_ms: the base's milliseconds of a shape.
     price: how much the value grows with one unit of the factor (see _Mean).
     """
 
-    def __init__(self, sizes: Sequence[int], *, price: float = 0.0) -> None:
-        self.price, self._sizes, self.mean = price, sizes, _Mean()
-        self.shapes: dict[_Shape, _Mean] = {}
+    def __init__(self, sizes: Sequence[int], base_ms: _BaseMs, price: float = 0.0) -> None:
+        self.price, self._sizes = price, sizes
+        # Cached, because every step looks these times up and the base does not change.
+        self.base_ms = cache(lambda *shape: float(base_ms(*shape)))
+        self.mean, self.shapes = _Mean(), dict[_Shape, _Mean]()
         self._square = self._product = 0.0
-        self._latest_shares: tuple[tuple[int, ...], Float64] = (), np.empty((0, 0))
 
     def add(self, step: int, shape: _Shape, value: float, limit: float, factor: float) -> None:
         """Adds a value, clipped to the limit. A shape's first value above it is dropped."""
@@ -229,8 +223,7 @@ class _Part:
 
     def predict(self, step: int, shape: _Shape, prior: float) -> float:
         """The value of a shape without price * factor, shrunk to the prior."""
-        mean = self.shapes.get(shape)
-        return prior if mean is None else mean.shrunk(step, prior, self.price)
+        return self.shapes.get(shape, _Mean()).shrunk(step, prior, self.price)
 
     def overhead(self, step: int, of_base: Float64) -> Float64:
         """The overhead of shapes that never ran: the mean overhead of those that ran, or less in
@@ -255,23 +248,15 @@ class _Part:
         of_base: the base's milliseconds of each shape, if its value is a ratio to them."""
         if not self.shapes:
             return prior, np.zeros(prior.shape)
-        shares = self._shares(columns)
+        rows, places = np.array(list(self.shapes)).T
+        of_rows, of_places = shares_of(rows, self._sizes), shares_of(places, columns)
+        # What each entry counts for at each shape: float64[num_shapes, num_entries].
+        shares = (of_rows[:, :, None] * of_places[:, None, :]).reshape(len(rows), -1)
         found, weights = self.values(step)
         beyond = weights * (found * of_base - shares @ prior.ravel())
         gram = (shares.T * weights) @ shares + _PRIOR * np.eye(prior.size)
         fitted = prior + np.linalg.solve(gram, shares.T @ beyond).reshape(prior.shape)
         return fitted, (weights @ shares).reshape(prior.shape)
-
-    def _shares(self, columns: Sequence[int]) -> Float64:
-        """What each entry of a table counts for at each shape: float64[num_shapes, num_entries]. A
-        shape is never removed, so that the latest ones still hold if there is no new shape."""
-        of_columns, shares = self._latest_shares
-        if of_columns != tuple(columns) or len(shares) != len(self.shapes):
-            rows, places = np.array(list(self.shapes)).T
-            of_rows, of_places = shares_of(rows, self._sizes), shares_of(places, columns)
-            shares = (of_rows[:, :, None] * of_places[:, None, :]).reshape(len(rows), -1)
-            self._latest_shares = tuple(columns), shares
-        return shares
 
 
 def _line(x: Float64, y: Float64, weights: Float64, ridge: float = 0.0) -> tuple[Float64, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_hvd.costs.table import Float64, StepCosts, rising
+from sglang_hvd.costs.table import Float64, StepCosts, interpolate, rising
 
 
 def costs_of_times(
@@ -40,8 +40,8 @@ def costs_of_times(
     if len(batch_sizes) == 1:  # a table needs two, and the second is never asked for
         batch_sizes = [1, 2]
         verify, extend, draft = (np.repeat(times, 2, axis=0) for times in (verify, extend, draft))
-    parts = np.array([parts_of_draft(draft_steps, of_batch) for of_batch in draft.tolist()])
-    once, of_round = (rising(parts[:, [part]])[:, 0].round(4).tolist() for part in (0, 1))
+    parts = [parts_of_draft(draft_steps, of_batch) for of_batch in draft.tolist()]
+    once, of_round = np.maximum.accumulate(parts).round(4).T.tolist()
     columns = tuple(widths) if widths[0] == 1 else (1, *widths)
     return StepCosts(
         about=about,
@@ -60,10 +60,8 @@ def parts_of_draft(steps: Sequence[int], times: Sequence[float]) -> tuple[float,
 
     steps, times: of one draft or two; the last one has all steps.
     """
-    if steps[-1] == 1:
-        return times[-1], 0.0
-    if len(steps) == 1:
-        return 0.0, times[0] / (steps[0] - 1)
+    if len(steps) == 1:  # nothing tells its parts apart
+        return (times[0], 0.0) if steps[0] == 1 else (0.0, times[0] / (steps[0] - 1))
     of_round = max(times[1] - times[0], 0.0) / (steps[1] - steps[0])
     return max(times[0] - (steps[0] - 1) * of_round, 0.0), of_round
 
@@ -76,11 +74,9 @@ def rising_table(times: Float64, columns: Sequence[int]) -> tuple[tuple[float, .
         row above if it has a single time."""
     first = len(columns) - times.shape[1]
     table = np.column_stack([times[:, :1]] * first + [times])
-    for row, at in np.argwhere(np.isnan(table)).tolist():
-        before = table[row, at - 1]
-        if np.isfinite(times[row]).sum() == 1:
-            table[row, at] = before * table[row - 1, at] / table[row - 1, at - 1]
-            continue
-        slope = (before - table[row, at - 2]) / (columns[at - 1] - columns[at - 2])
-        table[row, at] = before + slope * (columns[at] - columns[at - 1])
+    for row, num in enumerate(np.isfinite(table).sum(axis=1).tolist()):
+        if num == first + 1:
+            table[row, num:] = table[row, num - 1] * table[row - 1, num:] / table[row - 1, num - 1]
+        else:
+            table[row] = interpolate(np.array(columns), columns[:num], table[row, :num])
     return tuple(map(tuple, rising(table).round(4).tolist()))

@@ -40,16 +40,9 @@ private:
 
 // The arrays of HostTrees (host_trees.py). They live as long as the trees.
 inline TreeRows trees_of(nanobind::handle trees, std::size_t num) {
-    TreeRows rows;
-    const auto tokens = array_of<std::int32_t, 2>(trees, "token_ids", num);
-    rows.width = tokens.shape(1);
-    rows.tokens = tokens.data();
-    rows.parents = array_of<std::int32_t, 2>(trees, "parents", num, rows.width).data();
-    rows.depths = array_of<std::int32_t, 2>(trees, "depths", num, rows.width).data();
-    rows.probs = array_of<float, 2>(trees, "probs", num, rows.width).data();
+    auto rows = nodes_of<TreeRows>(trees, num);
     rows.is_chain = array_of<bool, 2>(trees, "is_chain", num, rows.width).data();
     rows.sources = array_of<std::uint8_t, 2>(trees, "sources", num, rows.width).data();
-    rows.num_nodes = array_of<std::int32_t, 1>(trees, "num_nodes", num).data();
     for (std::size_t i = 0; i < num; ++i)
         require(rows.num_nodes[i] >= 0 && static_cast<std::size_t>(rows.num_nodes[i]) <= rows.width,
                 "a tree is larger than its row");

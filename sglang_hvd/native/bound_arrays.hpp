@@ -50,9 +50,10 @@ Output<T, kDims> array_of(nanobind::handle batch, const char (&name)[kLength], s
     return array;
 }
 
-// All arrays of a DraftBatch. They live as long as the batch.
-inline DraftRows rows_of(nanobind::handle batch, std::size_t num_rows) {
-    DraftRows rows;
+// The arrays that DraftRows and TreeRows have in common.
+template <typename Rows>
+Rows nodes_of(nanobind::handle batch, std::size_t num_rows) {
+    Rows rows;
     const auto token_ids = array_of<std::int32_t, 2>(batch, "token_ids", num_rows);
     rows.width = token_ids.shape(1);
     rows.token_ids = token_ids.data();
@@ -60,6 +61,12 @@ inline DraftRows rows_of(nanobind::handle batch, std::size_t num_rows) {
     rows.depths = array_of<std::int32_t, 2>(batch, "depths", num_rows, rows.width).data();
     rows.probs = array_of<float, 2>(batch, "probs", num_rows, rows.width).data();
     rows.num_nodes = array_of<std::int32_t, 1>(batch, "num_nodes", num_rows).data();
+    return rows;
+}
+
+// All arrays of a DraftBatch. They live as long as the batch.
+inline DraftRows rows_of(nanobind::handle batch, std::size_t num_rows) {
+    auto rows = nodes_of<DraftRows>(batch, num_rows);
     rows.matches = array_of<float, 2>(batch, "matches", num_rows, kMatchColumns).data();
     rows.evidence = array_of<float, 2>(batch, "evidence", num_rows, kEvidenceColumns).data();
     return rows;

@@ -391,9 +391,8 @@ def machines(all_runs: Sequence[RunData]) -> Table:
     groups = [first.label(mode) for mode in ("eagle3", *METHODS)]
     return Table(
         "Figure 5",
-        f"EAGLE3 and HVD by machine, one request at a time. {_MEDIANS} The subcommand join adds up "
-        "its rounds instead, so its figures differ. The text of the paper does not give the "
-        "throughputs of its figure.",
+        f"EAGLE3 and HVD by machine, one request at a time. {_MEDIANS} The text of the paper does "
+        "not give the throughputs of its figure.",
         "machine",
         (
             *(Column(head, group) for group in groups for head in ("tokens/s", "cycles per 1K")),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ from sglang_hvd.demo.models import demo_models
 from sglang_hvd.demo.reply_cycles import ReplyCycles
 from sglang_hvd.demo.server import ServerFailed
 from sglang_hvd.paper.results import DataSet, Machine, Measurement, Mode, Result
+from sglang_hvd.paper.rounds import Measured
+from sglang_hvd.paper.speed_tables import machines
+from sglang_hvd.paper.table_values import METHODS, RunData
 from sglang_hvd.payoff import AcceptancePredictor
 from sglang_hvd.payoff.features import FEATURE_NAMES, PAPER_FEATURES, POSITION_FEATURES
 from sglang_hvd.replay.core.training_rows import TrainingRows
@@ -583,13 +587,47 @@ def test_a_broken_round_of_a_data_set_does_not_change_a_comparison(mode: str) ->
     assert [row["tokens_per_s"] for row in rows] == pytest.approx([200 / 22] * 2 + [200 / 11] * 2)
 
 
-def test_sides_without_a_common_round_have_no_speedup() -> None:
+def test_a_side_without_a_whole_round_has_no_figure_and_the_others_keep_theirs() -> None:
     broken = [("greedy", "slow", 0), ("eagle3", "fast", 1)]
     rows = side_by_side([two_sets("H100", without=broken), two_sets("B200")])
-    assert [row["speedup"] for row in rows] == [None, None, 1, 1]
+    assert [row["speedup"] for row in rows] == [None, 0.5, 1, 1]
     never = two_sets("H100", without=[("eagle3", "slow", 0), ("eagle3", "fast", 1)])
     rows = side_by_side([never, two_sets("B200")])
-    assert [row["tokens_per_s"] for row in rows][2:] == [None, None]
+    assert [row["tokens_per_s"] for row in rows][2:] == [None, pytest.approx(200 / 11)]
+
+
+def test_join_has_the_figures_of_the_report_page() -> None:
+    random, modes = Random(4), ("eagle3", *METHODS)
+
+    def of_machine(gpu: str) -> Result:
+        return result(
+            machine=Machine(gpu=gpu, num_gpus=1, cpu="made up", num_cores=2, memory_gb=8),
+            modes=tuple(Mode(name=name, label=LABELS[name], flags=()) for name in modes),
+            data_sets=(data_set("mbpp"), data_set("human-eval")),
+            measurements=tuple(
+                measurement(
+                    mode,
+                    seconds=random.uniform(1, 9),
+                    num_cycles=random.randint(9, 90),
+                    data_set=name,
+                    round=number,
+                )
+                for mode in modes
+                for name in ("mbpp", "human-eval")
+                for number in range(3)
+            ),
+        )
+
+    runs = [of_machine("H100"), of_machine("B200")]
+    rows = side_by_side(runs)
+    page = machines(RunData.all_of(runs)).rows
+    found = [[row for row in rows if row["machine"] == gpu] for gpu in ("H100", "B200")]
+    for row, of_page in zip(found, page, strict=False):
+        cells = [cell.value for cell in of_page.cells if isinstance(cell, Measured)]
+        assert cells == [
+            *(one[name] for one in row for name in ("tokens_per_s", "cycles_per_1k")),
+            *(one["speedup"] for one in row[1:]),
+        ]
 
 
 def test_runs_with_and_without_a_template_are_not_compared() -> None:
@@ -641,6 +679,7 @@ def test_mistakes_are_one_line(
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert told in line
+    assert not any(tmp_path.iterdir()), "a mistake leaves nothing behind"
 
 
 def test_a_complete_file_has_the_schema_of_the_report(tmp_path: Path) -> None:

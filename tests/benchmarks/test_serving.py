@@ -331,7 +331,9 @@ def test_the_next_server_gives_the_expected_answers_if_the_first_has_ended(
     assert "500" in rows["plain"]["fault"]
     assert rows["payoff"]["outputs_identical"]
     *_, last = capsys.readouterr().err.splitlines()
-    assert last == "error: no server is left that could give the expected answers"
+    assert last.startswith("error: no server is left that could give the expected answers (plain: ")
+    assert refusing in last
+    assert f"; eagle3: {gone}: " in last
 
 
 def test_a_workload_that_comes_back_brings_other_conversations(

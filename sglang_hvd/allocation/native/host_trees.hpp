@@ -39,7 +39,7 @@ struct TreeRow {
 // The arrays of HostTrees (host_trees.py). Row i belongs to request i.
 struct TreeRows {
     std::size_t width = 0;
-    std::int32_t *tokens = nullptr, *parents = nullptr, *depths = nullptr;
+    std::int32_t *token_ids = nullptr, *parents = nullptr, *depths = nullptr;
     float* probs = nullptr;
     bool* is_chain = nullptr;
     std::uint8_t* sources = nullptr;
@@ -47,8 +47,8 @@ struct TreeRows {
 
     TreeRow row(std::size_t i) const {
         const std::size_t first = i * width;
-        return {{tokens + first, width}, {parents + first, width},  {depths + first, width},
-                {probs + first, width},  {is_chain + first, width}, {sources + first, width}};
+        return {{token_ids + first, width}, {parents + first, width},  {depths + first, width},
+                {probs + first, width},     {is_chain + first, width}, {sources + first, width}};
     }
 };
 

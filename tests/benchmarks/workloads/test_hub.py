@@ -104,13 +104,17 @@ def test_a_changed_structure_is_one_clear_line(tmp_path: Path) -> None:
         draw(workloads()["musique"], folder=tmp_path)
 
 
+@pytest.mark.parametrize("offline", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["dead", "offline"])
 @pytest.mark.parametrize("name", ["repobench", "musique", "2wikimultihopqa", "mt-bench"])
-def test_without_a_network_one_line_says_what_to_do(name: str, tmp_path: Path) -> None:
+def test_without_a_network_one_line_says_what_to_do(
+    name: str, offline: dict[str, str], tmp_path: Path
+) -> None:
+    """A retry of the libraries would be another line."""
     environment = {
         "PATH": "/usr/bin:/bin",
         "HF_HOME": str(tmp_path),
-        "HF_HUB_OFFLINE": "1",
         "https_proxy": "http://127.0.0.1:1",
+        **offline,
     }
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.workloads", "show", name],
@@ -124,6 +128,12 @@ def test_without_a_network_one_line_says_what_to_do(name: str, tmp_path: Path) -
     data = data_of(workloads()[name])
     assert line.startswith(f"error: {data.name} cannot be loaded from {data.site} (")
     assert f"revision {data.revision} to DIR/{data.name} and give --data DIR" in line
+
+
+def test_a_folder_of_copies_that_is_not_there_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(ValueError, match=f"--data {gone} is no folder: give one with a copy of "):
+        draw(workloads()["mbpp"], folder=gone)
 
 
 def test_tools_of_a_row_reach_the_template(tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch.distributed
 from prometheus_client import REGISTRY
 from sglang.srt.managers.communicator import FanOutCommunicator
 from sglang.srt.managers.io_struct import (
@@ -42,6 +37,7 @@ from sglang_hvd.plugin.startup.launch import HvdLaunch
 from sglang_hvd.replay.core.single_cycles import VerifyOutcome, outcome_batch
 from tests.e2e.forked_server import Nursery
 from tests.payoff.made_up import constant_survival
+from tests.plugin.two_ranks import found_by_ranks, run_as_rank
 
 PROMPT = [*range(1, 18), 0, 1, 2]
 
@@ -271,29 +267,25 @@ def test_the_calibration_is_described_and_published(first: Path, second: Path) -
     assert value("verified_cache_drafts_total", origin="prompt") == 3  # counters only grow
 
 
-def _replace_as_rank(folder: str, rank: int) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
-    )
-    first = Path(folder) / "first.safetensors"
+def _replace_as_rank(folder: Path, rank: int, ranks: RankGroup) -> object:
+    first = folder / "first.safetensors"
     predictor = ServedPredictor(
         drafter_of(first),
         HvdConfig(policy="payoff", predictor=first),
-        ranks=RankGroup(torch.distributed.group.WORLD),
+        ranks=ranks,
         metrics=None,
     )
     found: dict[str, tuple[str, str]] = {}
     for name in ("missing on one", "other on one", "same"):
         try:
-            predictor.replace(Path(folder) / f"{name}-{rank}")
+            predictor.replace(folder / f"{name}-{rank}")
             message = ""
         except ValueError as error:
             message = str(error)
         state = predictor.describe()
         assert state is not None
         found[name] = (message, state["fingerprint"])
-    (Path(folder) / f"found-{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+    return found
 
 
 def test_ranks_replace_alike_or_not_at_all(first: Path, tmp_path: Path, nursery: Nursery) -> None:
@@ -302,17 +294,7 @@ def test_ranks_replace_alike_or_not_at_all(first: Path, tmp_path: Path, nursery:
         *(("same-0", 0.3), ("same-1", 0.3)),
     ):
         save_predictor(tmp_path / name, prob)
-    command = [sys.executable, "-m", "tests.plugin.hooks.test_reload", str(tmp_path)]
-    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
-    with ExitStack() as stack:
-        ranks = [
-            nursery.launch(
-                [*command, str(rank)], {**os.environ}, stack.enter_context(log.open("wb"))
-            )
-            for rank, log in enumerate(logs)
-        ]
-        assert [rank.wait() for rank in ranks] == [0, 0], [log.read_text() for log in logs]
-    found = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2)]
+    found = found_by_ranks("tests.plugin.hooks.test_reload", tmp_path, nursery)
     old = AcceptancePredictor.load(first).fingerprint
     for name in ("missing on one", "other on one", "same"):
         assert found[0][name][1] == found[1][name][1]
@@ -324,4 +306,4 @@ def test_ranks_replace_alike_or_not_at_all(first: Path, tmp_path: Path, nursery:
 
 
 if __name__ == "__main__":  # a rank
-    _replace_as_rank(sys.argv[1], int(sys.argv[2]))
+    run_as_rank(_replace_as_rank)

@@ -10,14 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
@@ -33,6 +31,7 @@ from sglang_hvd.plugin.warming.text_pipe import (
 from sglang_hvd.plugin.warming.warm_up import WarmUp
 from sglang_hvd.suffix_cache import SuffixCache
 from tests.e2e.forked_server import Nursery
+from tests.plugin.two_ranks import found_by_ranks, run_as_rank
 
 VOCAB_SIZE, EOS = 1000, 3
 HANGS_AFTER_S = 600.0
@@ -282,17 +281,14 @@ def test_a_piece_passes_a_pipe_whole_or_not_at_all(tmp_path: Path) -> None:
         assert read_piece(BytesIO(content[:cut])) is None
 
 
-def _warm_as_rank(folder: str, rank: int) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
-    )
+def _warm_as_rank(folder: Path, rank: int, ranks: RankGroup) -> object:
     cache = SuffixCache(shared_cache_tokens=2**28, deterministic=True)
     warm_up = warm_up_of(
-        Path(folder) / "texts",
+        folder / "texts",
         cache,
         # The other rank reads nothing.
         save=save_tokenizer if rank == 0 else without_tokenizer,
-        ranks=RankGroup(torch.distributed.group.WORLD),
+        ranks=ranks,
     )
     # Equal steps see equal caches.
     sizes = []
@@ -301,25 +297,14 @@ def _warm_as_rank(folder: str, rank: int) -> None:
             warm_up.go_on(is_idle=is_idle)
             sizes.append(held(cache))
     state = {**warm_up.describe(), "seconds": None}
-    (Path(folder) / f"found-{rank}.json").write_text(json.dumps([sizes, state]))
-    torch.distributed.destroy_process_group()
+    return [sizes, state]
 
 
 def test_ranks_warm_alike(tmp_path: Path, nursery: Nursery) -> None:
     (tmp_path / "texts").mkdir()
     token_lines(tmp_path / "texts" / "1.jsonl", 300)
     (tmp_path / "texts" / "2.jsonl").write_text("[-1]\n")
-    command = [sys.executable, "-m", "tests.plugin.warming.test_warm_up", str(tmp_path)]
-    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
-    with ExitStack() as stack:
-        ranks = [
-            nursery.launch(
-                [*command, str(rank)], {**os.environ}, stack.enter_context(log.open("wb"))
-            )
-            for rank, log in enumerate(logs)
-        ]
-        assert [rank.wait() for rank in ranks] == [0, 0], [log.read_text() for log in logs]
-    first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in (0, 1))
+    first, second = found_by_ranks("tests.plugin.warming.test_warm_up", tmp_path, nursery)
     assert first == second
     assert first[0][-1] == first[1]["num_tokens"] == 300_000
     assert "token ids are not negative" in first[1]["error"]
@@ -329,4 +314,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         _start_and_wait(sys.argv[1])
     else:
-        _warm_as_rank(sys.argv[1], int(sys.argv[2]))
+        run_as_rank(_warm_as_rank)
