@@ -206,24 +206,24 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._clock.end_step()
             self._costs.interrupt()
             self._states.use_base_width()
-            self._publish()
             self._node_sampler.penalise_prefill(batch)
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
             give_last_hidden_states(batch, result)
+            self._publish()
             self._served_cache.warm(is_idle=False)
             return result
         assert pp_proxy_tensors is None, "pipeline parallelism is refused at start"
         assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
         self._clock.begin_step()
         self._costs.begin_step(len(batch.reqs), is_ahead=ahead is not None)
-        self._publish()
         result = self._decode(batch, ahead, on_publish, grammar_barrier)
         self._costs.end_step()
         if self.device == "cpu":  # elsewhere they are on their way, see LaunchedSteps.commit
             self._clock.know_tokens()
-        # The step is launched: the cache indexes texts of a warm-up while the device works.
+        # The step is launched: what nothing waits for is done while the device works.
+        self._publish()
         self._served_cache.warm(is_idle=False)
         return result
 
@@ -298,11 +298,13 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._extend_fence.record()
 
     def plan_ahead(self, batch: ScheduleBatch, *, gives_lengths: bool) -> bool:
-        """Plans the step that SGLang is about to launch if that step runs ahead. Returns whether it
-        does.
+        """Does what needs no tokens of the last step, before SGLang waits for them. Plans the step
+        that SGLang is about to launch if that step runs ahead, and returns whether it does.
 
         gives_lengths: see StepPlan.
         """
+        if batch.forward_mode.is_decode():
+            self._costs.prepare(len(batch.reqs))
         if self._run_ahead is not None:
             self._ahead = self._run_ahead.step_plan(batch, gives_lengths=gives_lengths)
         return self._ahead is not None
