@@ -1,6 +1,6 @@
 """Steps that run ahead give plain serving's output with every parameter, however a server runs.
 
-Only policy `allocate` runs ahead. Graphs, masks and long runs are in test_overlap.py, and what a GPU
+Only policy `allocate` runs ahead. Graphs, masks and long runs are in test_overlap.py. What a GPU
 could break is in docs/experiments/allocation.md.
 """
 
