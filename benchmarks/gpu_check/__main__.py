@@ -1,6 +1,6 @@
 """Checks that need a GPU: identity with graphs and overlap, costs of 8B shapes, recorded traffic.
 
-    python -m benchmarks.gpu_check --out DIR [--parts memory,costs,identity,sampling,traces]
+    python -m benchmarks.gpu_check --out DIR [--parts memory,costs,identity,gap,sampling,traces]
         [--traces DIR --tokenizer FILE] [--minutes M] [--device cuda|cpu]
 
 The models are built here: the demo pair, and 8B shapes with random weights. Building the demo pair
@@ -30,6 +30,9 @@ identity: compares every policy's greedy output with plain serving on the demo p
     concurrencies. For a token that differs, it shows the gap between the two log probabilities in
     plain serving. In bfloat16 some logits tie: such a difference has a small gap, but still counts.
     A server that does not start is a problem in its row.
+gap: measures what a device waits for between two steps of the demo pair: the stages of the host
+    (benchmarks.gap) and, on a GPU, the gaps between kernels by the profiler. Serves SGLang's plain
+    and EAGLE3 modes and --policies, in the first of --setups or all that are given.
 sampling: compares outcomes of sampled replies with plain serving by a chi-square test, which must
     also detect another temperature. Without --setups it uses one setup of each attention backend.
 traces: runs benchmarks.trace_serving on the shapes, in groups of modes that fit into memory
@@ -53,6 +56,7 @@ import torch
 
 from benchmarks.command import counts, parser_of, run
 from benchmarks.gpu import check_gpu
+from benchmarks.gpu_check.gaps import gap_units
 from benchmarks.gpu_check.identity import Identity
 from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
 from benchmarks.gpu_check.parts import PartFile, Unit
@@ -107,6 +111,7 @@ _SETTINGS = {
     "memory": (),
     "costs": ("widths",),
     "identity": ("prompts", "concurrency"),
+    "gap": ("concurrency", "gap_tokens"),
     "sampling": ("samples",),
     "traces": ("files", "concurrency"),
 }
@@ -134,6 +139,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], AbstractContextManager[Sequence
     "memory": lambda options: contextlib.nullcontext(kernel_units(options.device)),
     "costs": lambda options: contextlib.nullcontext(cost_units(options)),
     "identity": _identity,
+    "gap": lambda options: contextlib.nullcontext(gap_units(options)),
     "sampling": lambda options: contextlib.nullcontext(sampling_units(options)),
     "traces": lambda options: contextlib.nullcontext(trace_units(options)),
 }
@@ -178,7 +184,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--policies",
         type=lambda text: text.split(","),
         default=list(POLICIES),
-        help="policies of the parts identity and sampling (default: all)",
+        help="policies of the parts identity, gap and sampling (default: all)",
     )
     parser.add_argument(
         "--samples",
@@ -187,9 +193,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="samples of each prompt in the sampling part (default: %(default)s)",
     )
     parser.add_argument(
+        "--gap-tokens",
+        type=count,
+        default=160,
+        help="tokens of each reply in the gap part (default: %(default)s)",
+    )
+    parser.add_argument(
         "--setups",
         type=lambda text: text.split(","),
-        help="setups of the parts identity and sampling, by name or number (default: all)",
+        help="setups of the parts identity, gap and sampling, by name or number (default: all, and "
+        "the first for the gap)",
     )
     parser.add_argument(
         "--list-setups",
