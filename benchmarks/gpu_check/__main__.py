@@ -19,6 +19,12 @@ If time is short, run `--parts memory,costs --shapes llama-3.1-8b` first. Then r
 NAME --concurrency 1,32`. The first start on a machine is slow, because FlashInfer and SGLang
 compile kernels. $SGLANG_CACHE_DIR and SGLang's own $SGLANG_JIT_CACHE_DIR keep these kernels.
 
+Parts run in the order in which they are given. Whether steps may run ahead, how long the GPU waits,
+and then what the time allows:
+
+    --minutes 8 --parts identity,gap,traces,costs --policies allocate --concurrency 1,8,32
+        --setups flashinfer-tree,flashinfer-ahead,chosen-ahead,triton-ahead --shapes llama-3.1-8b
+
 memory: runs the kernels that lay verify trees out and move accepted paths under compute-sanitizer,
     and compares them with torch. Runs without the sanitizer if it cannot use the device. A CPU has
     no kernels to compare.
