@@ -40,7 +40,7 @@ from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment, fl
 from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.step_clock import Phase, Stage, StepClock
 
-_SAMPLING: Mapping[str, Mapping[str, float]] = {
+SAMPLING: Mapping[str, Mapping[str, float]] = {
     "text": {"temperature": 0},
     "noise": {"temperature": 100.0},
 }
@@ -92,10 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for (text, num), number in tqdm(rounds, unit="round", disable=None):
             # Taking turns, so that none always runs after the same one.
             for each in servers[:: -1 if number % 2 else 1]:
-                measured = _measure(each.server, text, num, options.max_tokens)
+                of_round = measured(each.server, text, num, options.max_tokens)
                 if number:  # the first round warms up
-                    found.setdefault((text, num, each.mode, each.code), []).append(measured)
-    rows = [_row(*cell, of_cell) for cell, of_cell in found.items()]
+                    found.setdefault((text, num, each.mode, each.code), []).append(of_round)
+    rows = [row_of(*cell, of_cell) for cell, of_cell in found.items()]
     print(_table(rows))
     print(f"\nThe clock itself takes {1e6 * clock_seconds():.1f} us of each step.")
     write_rows(options.json, map(asdict, rows))
@@ -118,7 +118,8 @@ def clock_seconds(num_steps: int = 2000) -> float:
     return (time.perf_counter() - began) / num_steps
 
 
-def _measure(server: SglangServer, text: str, num_requests: int, max_tokens: int) -> Measured:
+def measured(server: SglangServer, text: str, num_requests: int, max_tokens: int) -> Measured:
+    """One round of a batch. text: see SAMPLING."""
     flush_cache(server.url)
     prefill, _ = _run(server, text, num_requests, 1)
     flush_cache(server.url)
@@ -149,8 +150,8 @@ def step_us(text: str, seconds: float, num_cycles: Sequence[int]) -> float | Non
 
 def _run(server: SglangServer, text: str, num: int, max_tokens: int) -> tuple[float, list[int]]:
     """Seconds of a batch, and the decode steps of each request."""
-    sampling = {**_SAMPLING[text], "max_new_tokens": max_tokens, "ignore_eos": True}
-    body = {"text": _prompts(num), "sampling_params": sampling}
+    sampling = {**SAMPLING[text], "max_new_tokens": max_tokens, "ignore_eos": True}
+    body = {"text": prompts_of(num), "sampling_params": sampling}
     began = time.perf_counter()
     answers = server.post("/generate", body)
     seconds = time.perf_counter() - began
@@ -158,7 +159,8 @@ def _run(server: SglangServer, text: str, num: int, max_tokens: int) -> tuple[fl
     return seconds, [a["meta_info"].get("spec_verify_ct") or max_tokens - 1 for a in answers]
 
 
-def _prompts(num: int) -> list[str]:
+def prompts_of(num: int) -> list[str]:
+    """The shortest first questions of the demo, as its chat template renders them."""
     questions = [
         session.turns[0].user
         for family in FAMILIES
@@ -184,7 +186,8 @@ def _figures(server: SglangServer) -> dict[str, float] | None:
     return {"num_steps": num_steps, "num_gaps": num_gaps, "host": host, **stages}
 
 
-def _row(text: str, num: int, mode: str, code: str, rounds: Sequence[Measured]) -> Row:
+def row_of(text: str, num: int, mode: str, code: str, rounds: Sequence[Measured]) -> Row:
+    """Medians over the rounds. num: requests of the batch."""
     steps = [of.step for of in rounds if of.step is not None]
     hosts = [of.host for of in rounds if of.host is not None]
     stages = {
@@ -257,9 +260,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--texts",
-        type=lambda text: _among(text, _SAMPLING),
-        default=list(_SAMPLING),
-        help=f"some of {','.join(_SAMPLING)} (default: all)",
+        type=lambda text: _among(text, SAMPLING),
+        default=list(SAMPLING),
+        help=f"some of {','.join(SAMPLING)} (default: all)",
     )
     parser.add_argument(
         "--max-tokens", type=count, default=160, help="of each reply (default: %(default)s)"

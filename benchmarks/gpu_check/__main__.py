@@ -1,6 +1,6 @@
 """Checks that need a GPU: identity with graphs and overlap, costs of 8B shapes, recorded traffic.
 
-    python -m benchmarks.gpu_check --out DIR [--parts memory,costs,identity,sampling,traces]
+    python -m benchmarks.gpu_check --out DIR [--parts memory,costs,identity,gap,sampling,traces]
         [--traces DIR --tokenizer FILE] [--minutes M] [--device cuda|cpu]
 
 The models are built here: the demo pair, and 8B shapes with random weights. Building the demo pair
@@ -19,6 +19,12 @@ If time is short, run `--parts memory,costs --shapes llama-3.1-8b` first. Then r
 NAME --concurrency 1,32`. The first start on a machine is slow, because FlashInfer and SGLang
 compile kernels. $SGLANG_CACHE_DIR and SGLang's own $SGLANG_JIT_CACHE_DIR keep these kernels.
 
+Parts run in the order in which they are given. Whether steps may run ahead, how long the GPU waits,
+and then what the time allows:
+
+    --minutes 8 --parts identity,gap,traces,costs --policies allocate --concurrency 1,8,32
+        --setups flashinfer-tree,flashinfer-ahead,chosen-ahead,triton-ahead --shapes llama-3.1-8b
+
 memory: runs the kernels that lay verify trees out and move accepted paths under compute-sanitizer,
     and compares them with torch. Runs without the sanitizer if it cannot use the device. A CPU has
     no kernels to compare.
@@ -30,6 +36,9 @@ identity: compares every policy's greedy output with plain serving on the demo p
     concurrencies. For a token that differs, it shows the gap between the two log probabilities in
     plain serving. In bfloat16 some logits tie: such a difference has a small gap, but still counts.
     A server that does not start is a problem in its row.
+gap: measures what a device waits for between two steps of the demo pair: the stages of the host
+    (benchmarks.gap) and, on a GPU, the gaps between kernels by the profiler. Serves SGLang's plain
+    and EAGLE3 modes and --policies, in the first of --setups or all that are given.
 sampling: compares outcomes of sampled replies with plain serving by a chi-square test, which must
     also detect another temperature. Without --setups it uses one setup of each attention backend.
 traces: runs benchmarks.trace_serving on the shapes, in groups of modes that fit into memory
@@ -53,6 +62,7 @@ import torch
 
 from benchmarks.command import counts, parser_of, run
 from benchmarks.gpu import check_gpu
+from benchmarks.gpu_check.gaps import gap_units
 from benchmarks.gpu_check.identity import Identity
 from benchmarks.gpu_check.kernels import SANITIZER, kernel_units
 from benchmarks.gpu_check.parts import PartFile, Unit
@@ -107,6 +117,7 @@ _SETTINGS = {
     "memory": (),
     "costs": ("widths",),
     "identity": ("prompts", "concurrency"),
+    "gap": ("concurrency", "gap_tokens"),
     "sampling": ("samples",),
     "traces": ("files", "concurrency"),
 }
@@ -134,6 +145,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], AbstractContextManager[Sequence
     "memory": lambda options: contextlib.nullcontext(kernel_units(options.device)),
     "costs": lambda options: contextlib.nullcontext(cost_units(options)),
     "identity": _identity,
+    "gap": lambda options: contextlib.nullcontext(gap_units(options)),
     "sampling": lambda options: contextlib.nullcontext(sampling_units(options)),
     "traces": lambda options: contextlib.nullcontext(trace_units(options)),
 }
@@ -178,7 +190,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--policies",
         type=lambda text: text.split(","),
         default=list(POLICIES),
-        help="policies of the parts identity and sampling (default: all)",
+        help="policies of the parts identity, gap and sampling (default: all)",
     )
     parser.add_argument(
         "--samples",
@@ -187,9 +199,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="samples of each prompt in the sampling part (default: %(default)s)",
     )
     parser.add_argument(
+        "--gap-tokens",
+        type=count,
+        default=160,
+        help="tokens of each reply in the gap part (default: %(default)s)",
+    )
+    parser.add_argument(
         "--setups",
         type=lambda text: text.split(","),
-        help="setups of the parts identity and sampling, by name or number (default: all)",
+        help="setups of the parts identity, gap and sampling, by name or number (default: all, and "
+        "the first for the gap)",
     )
     parser.add_argument(
         "--list-setups",

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from sglang_hvd.config import PostponeExtend
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
 from sglang_hvd.demo.models import demo_models
-from sglang_hvd.demo.modes import MODEL_TREE_FLAGS, Mode, server_flags
+from sglang_hvd.demo.modes import HVD_MODES, MODEL_TREE_FLAGS, Mode, server_flags
 from sglang_hvd.demo.server import CPU_FLAGS, SglangServer
 
 POLICIES: tuple[Mode, ...] = ("allocate", "both", "payoff", "cache", "frequency", "model")
@@ -156,14 +156,15 @@ def prompts_of(count: int) -> list[str]:
 
 @contextlib.contextmanager
 def server_of(
-    setup: Setup, mode: Mode, part: str, options: argparse.Namespace
+    setup: Setup, mode: Mode, part: str, options: argparse.Namespace, more: Sequence[str] = ()
 ) -> Iterator[SglangServer]:
-    """part: the part of the check, which is in the log's name."""
+    """part: the part of the check, which is in the log's name. more: flags, after all others."""
     flags = [*server_flags(mode, demo_models()), *setup.flags(options.device)]
-    if mode != "plain":
+    if mode in HVD_MODES:
         flags += setup.hvd_flags(mode)
     elif setup.is_chosen:  # without trees SGLang may choose another
         flags += ["--attention-backend", setup.backend]
+    flags += more
     log_file = options.logs / f"{part}-{setup.name}-{mode}.log"
     with logged_server(
         flags, log_file=log_file, device=options.device, launch=options.launch

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gap import Measured, _row, clock_seconds, main, step_us
+from benchmarks.gap import Measured, clock_seconds, main, row_of, step_us
 from sglang_hvd.step_clock import Stage
 
 
 def test_the_gap_is_the_sum_of_its_stages_without_the_draft() -> None:
     stages = {stage.value: 10.0 for stage in Stage}
-    row = _row(
+    row = row_of(
         "text", 8, "allocate", "here", [Measured(900, 70, stages), Measured(700, 50, stages)]
     )
     assert (row.step_us, row.host_us, row.gap_us) == (800, 60, 40)
 
 
 def test_a_mode_without_figures_has_a_time_of_its_steps_only() -> None:
-    row = _row("text", 8, "eagle3", "here", [Measured(900, None)])
+    row = row_of("text", 8, "eagle3", "here", [Measured(900, None)])
     assert (row.step_us, row.host_us, row.gap_us, row.stages_us) == (900, None, None, {})
 
 

@@ -417,7 +417,7 @@ def test_a_part_that_cannot_run_is_left_out_or_refused_before_any_does(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
-    assert gpu_check._options([]).parts == ["costs", "identity", "sampling"]
+    assert gpu_check._options([]).parts == ["costs", "identity", "gap", "sampling"]
     assert capsys.readouterr().out.splitlines() == [
         "memory: left out, it needs compute-sanitizer of the CUDA toolkit on the PATH",
         "traces: left out, it needs --traces and --tokenizer",
@@ -473,19 +473,24 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
     arguments = [
         *("--device", "cpu", "--out", str(out), *recorded_edits),
         *("--shapes", "tiny", "--widths", "16", "--prompts", "2", "--concurrency", "2"),
-        *("--policies", "allocate", "--samples", "400"),
+        *("--policies", "allocate", "--samples", "400", "--gap-tokens", "16"),
     ]
     assert gpu_check.main(arguments, launch=launch) == 0
     assert spawned == [sys.executable, "-m", "benchmarks.trace_serving.server"]
     assert not list((out / "logs").iterdir())
     found = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json*")}
-    assert set(found) == {"memory", "costs", "identity", "sampling", "traces"}
+    assert set(found) == {"memory", "costs", "identity", "gap", "sampling", "traces"}
     [row] = found["costs"]["rows"]
     assert row["costs"]["widths"] == [1, 16]
     assert row["costs"]["verify"][0][0] > 0
     rows = found["identity"]["rows"]
     assert [row["setup"]["postpones"] for row in rows] == ["always", "never"]
     assert all(row["num_prompts"] == 2 and row["differences"] == [] for row in rows)
+    rows = found["gap"]["rows"]
+    assert [(row["text"], row["mode"]) for row in rows] == [
+        (text, mode) for mode in ("plain", "eagle3", "allocate") for text in ("text", "noise")
+    ]
+    assert all((row["gap_us"] is not None) == (row["mode"] == "allocate") for row in rows)
     rows = found["sampling"]["rows"]
     assert [row["sampling"] for row in rows] == [{"temperature": 1.0}]
     assert all(row["p_value_of_control"] < 1e-5 < row["p_value"] for row in rows)
@@ -501,7 +506,7 @@ def test_parts_pass_on_a_cpu_and_are_not_run_again(
         f"memory: has already run, FAILED; to run it again, remove {out / 'memory.json'}",
         *(
             f"{part}: has already run, passed"
-            for part in ("costs", "identity", "sampling", "traces")
+            for part in ("costs", "identity", "gap", "sampling", "traces")
         ),
     ]
     assert gpu_check.main([*arguments, "--parts", "traces", "--concurrency", "1,2"]) == 1

@@ -37,18 +37,15 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 
-def draft_extend_of(
-    config: HvdConfig, *, device: str, has_mrope: bool, runs_ahead: bool
-) -> DraftExtend:
+def draft_extend_of(config: HvdConfig, *, device: str, has_mrope: bool) -> DraftExtend:
     """Chooses when the server runs draft-extend.
 
     has_mrope: positions depend on more than a token's place, and catching up knows only that.
-    runs_ahead: steps without drafts may be launched before the tokens of the last step are known.
     """
     # On a GPU draft-extend runs while the host reads what was accepted; a postponed one waits for
     # that. After a step without drafts exactly one token per request is accepted, so that the next
     # step can launch immediately.
-    on_gpu: PostponeExtend = "plain" if runs_ahead else "never"
+    on_gpu: PostponeExtend = "plain" if config.run_ahead else "never"
     found = DraftExtend.of(config, default="always" if device == "cpu" else on_gpu)
     return DraftExtend.EVERY_STEP if has_mrope and found.catches_up else found
 

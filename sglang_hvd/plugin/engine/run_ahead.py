@@ -14,40 +14,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_hvd.allocation import VerifyWidths
-from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.step_plan import StepPlan
-from sglang_hvd.plugin.startup.verify_widths import RUN_AHEAD_NEEDS
 from sglang_hvd.types import DraftPlans
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
-def require_run_ahead(
-    config: HvdConfig, widths: VerifyWidths, *, may_run_ahead: bool, plans_wait: bool
-) -> bool:
-    """Whether steps of this server run ahead. The settings alone say so: a server that cannot do as
-    they ask does not start.
-
-    widths: those that were built.
-    may_run_ahead: the settings allow it (startup/verify_widths.py).
-    plans_wait: the attention's own plans wait for the last step, so that nothing would be gained.
-
-    Raises ValueError if the settings ask for it, and steps of this server cannot run ahead.
-    """
-    if not config.run_ahead:
-        return False
-    if not may_run_ahead or widths.values[0] != 1 or plans_wait:
-        raise ValueError(RUN_AHEAD_NEEDS)
-    return True
-
-
 class RunAhead:
-    """Decides whether the next step runs ahead. Never waits for the last step."""
+    """Decides whether the next step runs ahead. Never waits for the last step.
+
+    Which servers have one is decided at their start (startup/verify_widths.py, check_run_ahead).
+    """
 
     def __init__(self, held: HeldRequests, launched: LaunchedSteps, catch_up: CatchUp) -> None:
         self._held, self._launched, self._catch_up = held, launched, catch_up

@@ -92,6 +92,12 @@ class ServedCosts:
 
         self._timer.mark_step(observe_rest, is_ahead=is_ahead)
 
+    def prepare(self, num_requests: int) -> None:
+        """Works out what steps of so many requests cost, so that the next one finds it done. That
+        takes 140 us for each number of requests that a new table has not seen."""
+        if self._allocator is not None:
+            self._allocator.costs_of(num_requests)
+
     def interrupt(self) -> None:
         """A prefill, or nothing to do: the next decode step does not follow on the last."""
         if self._timer is not None:

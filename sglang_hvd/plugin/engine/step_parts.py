@@ -32,7 +32,6 @@ def build_allocator(
     *,
     verifies_trees: bool,
     draft_extend: DraftExtend,
-    runs_ahead: bool,
     has_mrope: bool,
     ranks: RankGroup,
 ) -> StepAllocator | None:
@@ -74,7 +73,7 @@ def build_allocator(
         drafters=[DrafterChoices(sizes, steps, nodes)],
         merges=verifies_trees,
         draft_extend=draft_extend,
-        runs_ahead=runs_ahead,
+        runs_ahead=launch.config.run_ahead,
     )
 
 

@@ -32,7 +32,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import (
 from sglang_hvd.plugin.device.host_transfer import copy_stream
 from sglang_hvd.plugin.engine.catch_up import CatchUp, draft_extend_of
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker, drafting
-from sglang_hvd.plugin.engine.run_ahead import RunAhead, require_run_ahead
+from sglang_hvd.plugin.engine.run_ahead import RunAhead
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.served_predictor import ServedPredictor
 from sglang_hvd.plugin.engine.states.step_states import StepStates
@@ -60,7 +60,7 @@ from sglang_hvd.plugin.startup.launch import launch_of
 from sglang_hvd.plugin.startup.refusals import check_sampling
 from sglang_hvd.plugin.startup.supported import require_hooks
 from sglang_hvd.plugin.startup.token_strings import forget_tokenizer, token_strings
-from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
+from sglang_hvd.plugin.startup.verify_widths import check_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
 from sglang_hvd.step_clock import Stage, StepClock
 from sglang_hvd.suffix_cache.orders import Order
@@ -110,19 +110,16 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         ranks, clock = build_ranks(), StepClock()
         models = target.model_config, draft_worker.draft_runner.model_config
         has_mrope = any(model.model_is_mrope for model in models)
-        # A server that was asked to run ahead, and cannot, is refused below.
-        draft_extend = draft_extend_of(
-            config, device=self.device, has_mrope=has_mrope, runs_ahead=config.run_ahead
-        )
+        draft_extend = draft_extend_of(config, device=self.device, has_mrope=has_mrope)
         num_steps = self.speculative_num_steps
         choices = draft_step_choices(num_steps) if config.policy == "allocate" else (num_steps,)
         states = StepStates.build(self, launch, choices, draft_extend, ranks)
         launch = replace(launch, widths=states.widths)
-        runs_ahead = require_run_ahead(
+        check_run_ahead(
             config,
-            states.widths,
             # server_args holds what the user asked for; the resolved view, what SGLang made of it.
-            may_run_ahead=may_run_ahead(config, resolved_view(self.server_args)),
+            resolved_view(self.server_args),
+            states.widths.values,
             plans_wait=uses_flashinfer() and not states.has_host_plans,
         )
         verifies_trees = launch.attention.may_branch(self.topk)
@@ -132,14 +129,13 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             states,
             verifies_trees=verifies_trees,
             draft_extend=draft_extend,
-            runs_ahead=runs_ahead,
             has_mrope=has_mrope,
             ranks=ranks,
         )
         costs = ServedCosts(
             allocator,
             is_fixed=config.costs is not None,
-            runs_ahead=runs_ahead,
+            runs_ahead=config.run_ahead,
             device=self.device,
             ranks=ranks,
             clock=clock,
@@ -191,7 +187,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._draft_extend, self._catch_up = draft_extend, catch_up
         self._planner = StepPlanner(drafter, held, launched, states.widths)
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
-        self._run_ahead = RunAhead(held, launched, catch_up) if runs_ahead else None
+        self._run_ahead = RunAhead(held, launched, catch_up) if config.run_ahead else None
         self._verifications = Verifications(self, costs, clock)
         self._node_sampler = NodeSampler(target)
         self._extend_fence = PlanFence.of(self.device)
@@ -210,24 +206,24 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             self._clock.end_step()
             self._costs.interrupt()
             self._states.use_base_width()
-            self._publish()
             self._node_sampler.penalise_prefill(batch)
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
             give_last_hidden_states(batch, result)
+            self._publish()
             self._served_cache.warm(is_idle=False)
             return result
         assert pp_proxy_tensors is None, "pipeline parallelism is refused at start"
         assert not batch.forward_mode.is_idle(), "data-parallel attention is refused at start"
         self._clock.begin_step()
         self._costs.begin_step(len(batch.reqs), is_ahead=ahead is not None)
-        self._publish()
         result = self._decode(batch, ahead, on_publish, grammar_barrier)
         self._costs.end_step()
         if self.device == "cpu":  # elsewhere they are on their way, see LaunchedSteps.commit
             self._clock.know_tokens()
-        # The step is launched: the cache indexes texts of a warm-up while the device works.
+        # The step is launched: what nothing waits for is done while the device works.
+        self._publish()
         self._served_cache.warm(is_idle=False)
         return result
 
@@ -302,11 +298,13 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._extend_fence.record()
 
     def plan_ahead(self, batch: ScheduleBatch, *, gives_lengths: bool) -> bool:
-        """Plans the step that SGLang is about to launch if that step runs ahead. Returns whether it
-        does.
+        """Does what needs no tokens of the last step, before SGLang waits for them. Plans the step
+        that SGLang is about to launch if that step runs ahead, and returns whether it does.
 
         gives_lengths: see StepPlan.
         """
+        if batch.forward_mode.is_decode():
+            self._costs.prepare(len(batch.reqs))
         if self._run_ahead is not None:
             self._ahead = self._run_ahead.step_plan(batch, gives_lengths=gives_lengths)
         return self._ahead is not None

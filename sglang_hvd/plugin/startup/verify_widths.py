@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import attention_backends_of, model_config_of
@@ -16,12 +17,6 @@ _MIN_CACHE_NODES = 8
 # Tokens of a request, prompt and output, that any server should hold. SGLang asks its own server
 # for about as many before it serves.
 _SHORTEST_REQUEST = 32
-
-RUN_AHEAD_NEEDS = (
-    "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is off on a CPU "
-    "and with --disable-overlap-schedule) and, with FlashInfer, CUDA graphs and host_plans "
-    "(docs/operate.md): drop it or change these"
-)
 
 # This backend reads a verification's width from the batch, but the maximum width from the settings.
 _READS_MAX_FROM_SETTINGS = "intel_amx"
@@ -69,20 +64,32 @@ def verify_widths(
                 f"{option(field, width)} leaves nothing of the context of {context_len} tokens: "
                 "lower it"
             )
-    if config.run_ahead and (not may_run_ahead(config, cfg) or 1 not in narrow):
-        raise ValueError(RUN_AHEAD_NEEDS)
+    check_run_ahead(config, cfg, (*narrow, base))
     beyond = () if wide == base else (wide,)
     asked_for = {*(config.narrow_widths or ()), *(beyond if config.wide_width else ())}
     return VerifyWidths((*narrow, base, *beyond), base, frozenset(asked_for))
 
 
-def may_run_ahead(config: HvdConfig, cfg: Any) -> bool:
-    """Whether the settings let steps run ahead. Without overlap scheduling they cannot: SGLang then
-    reads the tokens of each step before it launches the next.
+def check_run_ahead(
+    config: HvdConfig, cfg: Any, widths: Sequence[int], *, plans_wait: bool = False
+) -> None:
+    """The one rule of whether steps of a server can run ahead (engine/run_ahead.py). A server that
+    starts with run_ahead does so.
 
-    cfg: SGLang's resolved arguments.
+    cfg: SGLang's resolved arguments. Without overlap scheduling SGLang reads the tokens of each
+        step before it launches the next.
+    widths: rising; before the start those that are wanted, after it those that were built.
+    plans_wait: the attention's own plans wait for the last step, so that nothing would be gained.
+        This is known once graphs are captured.
+
+    Raises ValueError if the settings ask for it, and steps of this server cannot run ahead.
     """
-    return config.run_ahead and not cfg.disable_overlap_schedule
+    if config.run_ahead and (cfg.disable_overlap_schedule or widths[0] != 1 or plans_wait):
+        raise ValueError(
+            "--hvd-set run_ahead=true needs a verify width of 1, overlap scheduling (which is off "
+            "on a CPU and with --disable-overlap-schedule) and, with FlashInfer, CUDA graphs and "
+            "host_plans (docs/operate.md): drop it or change these"
+        )
 
 
 def slots_ahead(widest: int, cfg: Any) -> int:
@@ -199,7 +206,7 @@ def _narrow_widths(
         if config.policy != "allocate" or reason is not None:
             return ()
         saving = widths_that_save(base, max(cfg.max_running_requests, 1))
-        if may_run_ahead(config, cfg) and 1 not in saving:
+        if config.run_ahead and 1 not in saving:
             saving = (1, *saving)
         # At twice the default width the rule above may find nothing; keep the default width anyway.
         is_twice = base >= 2 * DEFAULT_VERIFY_WIDTH and not {*saving} - {1}

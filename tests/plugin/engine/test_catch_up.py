@@ -36,6 +36,6 @@ def test_draft_extend_runs_when_it_is_needed(
     runs_ahead: bool,
     expected: DraftExtend,
 ) -> None:
-    config = HvdConfig(**settings)
-    found = draft_extend_of(config, device=device, has_mrope=has_mrope, runs_ahead=runs_ahead)
+    config = HvdConfig(run_ahead=runs_ahead, **settings)
+    found = draft_extend_of(config, device=device, has_mrope=has_mrope)
     assert found is expected

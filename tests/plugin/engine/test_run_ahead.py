@@ -10,42 +10,18 @@ from sglang.srt.arg_groups import overrides
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.server_args import ServerArgs
 
-from sglang_hvd.allocation import DraftExtend, VerifyWidths
+from sglang_hvd.allocation import DraftExtend
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.plugin.engine.catch_up import CatchUp
-from sglang_hvd.plugin.engine.run_ahead import RunAhead, require_run_ahead
-from sglang_hvd.plugin.startup.verify_widths import may_run_ahead
+from sglang_hvd.plugin.engine.run_ahead import RunAhead
+from sglang_hvd.plugin.startup.verify_widths import check_run_ahead
 from sglang_hvd.replay.core.single_cycles import single_plans
 from sglang_hvd.step_clock import Stage
 from tests.plugin.requests.served_requests import ServedRequests, read_results, request
 
 
 @pytest.mark.parametrize(
-    ("has_overlap", "settings", "expected"),
-    [
-        (True, {}, False),
-        (True, {"run_ahead": True}, True),
-        (False, {"run_ahead": True}, False),
-    ],
-)
-def test_steps_run_ahead_where_asked_to_under_overlap_scheduling(
-    has_overlap: bool, settings: dict[str, Any], expected: bool
-) -> None:
-    cfg = SimpleNamespace(disable_overlap_schedule=not has_overlap)
-    assert may_run_ahead(HvdConfig(**settings), cfg) is expected
-
-
-def test_sglang_turns_overlap_scheduling_off_beside_its_arguments() -> None:
-    """They hold what was asked for."""
-    args = ServerArgs(model_path="none", device="cuda")
-    overrides.declare_resolution(args, "a test", disable_overlap_schedule=True)
-    config = HvdConfig(policy="allocate", run_ahead=True)
-    assert may_run_ahead(config, args)
-    assert not may_run_ahead(config, overrides.resolved_view(args))
-
-
-@pytest.mark.parametrize(
-    ("may_run_ahead", "narrowest", "plans_wait", "can"),
+    ("has_overlap", "narrowest", "plans_wait", "can"),
     [
         (True, 1, False, True),
         (False, 1, False, False),
@@ -54,16 +30,25 @@ def test_sglang_turns_overlap_scheduling_off_beside_its_arguments() -> None:
     ],
 )
 def test_a_server_that_cannot_run_ahead_does_not_start(
-    may_run_ahead: bool, narrowest: int, plans_wait: bool, can: bool
+    has_overlap: bool, narrowest: int, plans_wait: bool, can: bool
 ) -> None:
-    widths = VerifyWidths((narrowest, 8), 8)
-    settings: dict[str, Any] = {"may_run_ahead": may_run_ahead, "plans_wait": plans_wait}
+    cfg, widths = SimpleNamespace(disable_overlap_schedule=not has_overlap), (narrowest, 8)
     if can:
-        assert require_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
+        check_run_ahead(HvdConfig(run_ahead=True), cfg, widths, plans_wait=plans_wait)
     else:
         with pytest.raises(ValueError, match="--hvd-set run_ahead=true needs a verify width of 1"):
-            require_run_ahead(HvdConfig(run_ahead=True), widths, **settings)
-    assert not require_run_ahead(HvdConfig(), widths, **settings)
+            check_run_ahead(HvdConfig(run_ahead=True), cfg, widths, plans_wait=plans_wait)
+    check_run_ahead(HvdConfig(), cfg, widths, plans_wait=plans_wait)
+
+
+def test_sglang_turns_overlap_scheduling_off_beside_its_arguments() -> None:
+    """They hold what was asked for."""
+    args = ServerArgs(model_path="none", device="cuda")
+    overrides.declare_resolution(args, "a test", disable_overlap_schedule=True)
+    config = HvdConfig(policy="allocate", run_ahead=True)
+    check_run_ahead(config, args, (1,))
+    with pytest.raises(ValueError, match="overlap scheduling"):
+        check_run_ahead(config, overrides.resolved_view(args), (1,))
 
 
 def in_a_run() -> tuple[ServedRequests, Req]:

@@ -24,11 +24,13 @@ from sglang_hvd.plugin.hooks.scheduler_events import (
 from sglang_hvd.plugin.requests.bad_requests import running_requests
 from sglang_hvd.plugin.requests.marks import mark_held
 from sglang_hvd.step_clock import StepClock
+from tests.plugin.engine.test_served_costs import Stopwatch, allocator, served
 
 
 def scheduler(**attributes: Any) -> Any:
     """A scheduler with a worker that has no models."""
     worker = HvdWorker.__new__(HvdWorker)
+    worker._costs = served(allocator(), Stopwatch())
     for name, value in attributes.items():
         setattr(worker, name, value)
     return SimpleNamespace(
@@ -39,7 +41,9 @@ def scheduler(**attributes: Any) -> Any:
     )
 
 
-BATCH: Any = SimpleNamespace(reqs=["a request"])
+BATCH: Any = SimpleNamespace(
+    reqs=["a request"], forward_mode=SimpleNamespace(is_decode=lambda: True)
+)
 
 
 class _Rule:
@@ -84,6 +88,16 @@ def test_a_step_that_runs_ahead_does_not_ask_the_device_for_lengths(are_needed: 
 @pytest.mark.parametrize("rule", [None, _Rule(runs_ahead=False)])
 def test_other_steps_do(rule: _Rule | None) -> None:
     assert asks_for_lengths(scheduler(_run_ahead=rule, _ahead=None))
+
+
+def test_the_costs_of_a_step_are_worked_out_before_sglang_waits_for_tokens() -> None:
+    made = allocator()
+    of = scheduler(_run_ahead=None, _ahead=None, _costs=served(made, Stopwatch()))
+
+    def run_batch(*args: object) -> bool:
+        return len(BATCH.reqs) in made._of_batch
+
+    assert launch_step(run_batch, of, BATCH)
 
 
 def test_without_overlap_scheduling_no_step_runs_ahead() -> None:
