@@ -7,13 +7,15 @@ lower quartile, median, upper quartile. `search` is the allocator alone, called 
 same random drafts, chains of up to 31 nodes. The other parts run in turn, as in a server, on texts
 of phrases in random order. `propose` asks the suffix cache for drafts and predicts their
 acceptance, `plan` chooses among them and makes the engine's plans, and `commit` records the few
-tokens that the step accepted.
+tokens that the step accepted. `postpone` is the work of a postponed draft-extend in one step: three
+tokens of each request are kept, and those of all requests are taken.
 """
 
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from benchmarks.command import parser_of, run, silence_servers, write_rows
 from benchmarks.roofline import h100
@@ -28,6 +30,7 @@ from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor, TokenClasses
+from sglang_hvd.plugin.engine.missing_tokens import MissingTokens
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of
 from sglang_hvd.replay.core.single_cycles import single_plans
 from sglang_hvd.replay.training.tables import markdown_table
@@ -51,9 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     silence_servers()
     rows, lines = [], []
-    names = ["search", *(f"{part}, {policy}" for policy in POLICIES for part in _PARTS)]
-    for num_requests in (1, 8, 64):
-        times = {"search": _time(_search(num_requests))}
+    names = ["search", "postpone", *(f"{part}, {policy}" for policy in POLICIES for part in _PARTS)]
+    for num_requests in (1, 8, 64, 128, 256):
+        times = {
+            "search": _time(_search(num_requests)),
+            "postpone": _time(_postpone(num_requests)),
+        }
         for policy in POLICIES:
             for part, of_part in zip(_PARTS, _steps(policy, num_requests), strict=True):
                 times[f"{part}, {policy}"] = of_part
@@ -101,6 +107,22 @@ def _search(num_requests: int) -> Callable[[], object]:
     )
     slots = np.arange(num_requests, dtype=np.int32)
     return lambda: made.allocate(slots, predicted)
+
+
+def _postpone(num_requests: int) -> Callable[[], object]:
+    width, num_new = 8, 3
+    missing = MissingTokens(num_requests * width)
+    slots = np.arange(num_requests)
+    cached_lens = np.full(num_requests, 100)
+    token_ids = torch.zeros(num_requests * width, dtype=torch.int32)
+    hidden_states = torch.zeros(num_requests * width, 64)
+
+    def step() -> None:
+        missing.keep(slots, cached_lens, token_ids, hidden_states)
+        missing.settle(slots, cached_lens + num_new)
+        missing.take(slots)
+
+    return step
 
 
 def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:

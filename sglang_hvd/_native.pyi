@@ -9,7 +9,8 @@ import torch
 from sglang_hvd.allocation.allocator import PredictedDrafts, RowLimits
 from sglang_hvd.allocation.host_trees import HostTrees
 from sglang_hvd.drafter.proposer import StepArrays
-from sglang_hvd.types import DraftBatch, DraftPlans
+from sglang_hvd.drafter.request import BatchLimits
+from sglang_hvd.types import DraftBatch
 
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
@@ -279,6 +280,20 @@ class StepAllocator:
 
 # The drafter.
 
+class Rule:
+    def __init__(
+        self,
+        *,
+        policy: str,
+        threshold: float | None,
+        min_score: float,
+        has_model: bool,
+        drafter: int,
+        room: int,
+        num_steps: int,
+        num_nodes: int,
+    ) -> None: ...
+
 class StepCore:
     def __init__(
         self,
@@ -286,6 +301,7 @@ class StepCore:
         tracker: Tracker | None,
         models: Sequence[tuple[ModelPredictor, int, list[int], list[float]]],
         allocator: StepAllocator | None,
+        rule: Rule | None,
         num_sets: int,
         cache_bit: int,
         asks_votes: bool,
@@ -299,14 +315,19 @@ class StepCore:
     def num_tokens(self, slot: int, /) -> int: ...
     def counts(self, slot: int, /) -> tuple[list[int], list[int], int]: ...
     def propose(
-        self, of_cache: _Int32, of_rest: _Int32, max_chains: _Int32, max_branches: _Int32 | None
-    ) -> tuple[float, float, float]: ...
-    def allocate(
         self,
         of_cache: _Int32,
         of_rest: _Int32,
-        limits: RowLimits | None,
-        costs: BatchCosts,
+        limits: BatchLimits | None,
+        max_chain: int,
+        max_branch: int | None,
+    ) -> tuple[float, float, float]: ...
+    def choose(
+        self,
+        of_cache: _Int32,
+        of_rest: _Int32,
+        limits: BatchLimits | None,
+        costs: BatchCosts | None,
         context: float,
         next_waits: bool,
         ints: _Int32,
@@ -318,11 +339,10 @@ class StepCore:
         self,
         of_cache: _Int32,
         of_rest: _Int32,
-        limits: RowLimits | None,
+        limits: BatchLimits | None,
         costs: BatchCosts,
         context: float,
     ) -> bool: ...
-    def begin(self, of_cache: _Int32, plans: DraftPlans, /) -> None: ...
     def are_planned(self, of_cache: _Int32, /) -> bool: ...
     def commit(
         self,

@@ -2,8 +2,14 @@
 
 import enum
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.config import HvdConfig, PostponeExtend
+
+_Ints = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 # Missing tokens of one request at which it catches up, whatever it does. Steps are not counted.
 MAX_POSTPONED_TOKENS = 64
@@ -73,27 +79,22 @@ class DraftExtend(enum.Enum):
         """
         return self is DraftExtend.AFTER_DRAFTS and max_missing >= _max_missing(num_requests)
 
-    def catching_up(
-        self, num_model_nodes: Sequence[int], num_missing: Sequence[int], num_plain: int
-    ) -> list[int]:
+    def catching_up(self, num_model_nodes: _Ints, num_missing: _Ints, num_plain: int) -> list[int]:
         """Rows of the requests that catch up before a step's verification."""
         if not self.catches_up:
             return []
+        nodes, missing = np.asarray(num_model_nodes), np.asarray(num_missing)
+        is_due = missing > 0
         if self is DraftExtend.AFTER_DRAFTS:
-            if num_plain > 0 and not self.ends_run(max(num_missing), len(num_missing)):
+            if num_plain > 0 and not self.ends_run(int(missing.max()), len(missing)):
                 return []
-            return [row for row, missing in enumerate(num_missing) if missing > 0]
-        limit = _max_missing(len(num_missing))
-        is_due = [
-            missing > 0 and (num_nodes > 0 or missing >= limit)
-            for num_nodes, missing in zip(num_model_nodes, num_missing, strict=True)
-        ]
-        if not any(is_due):
-            return []
-        # Requests that would be due soon join: the forward takes little longer for them.
-        return [
-            row for row, missing in enumerate(num_missing) if is_due[row] or 2 * missing >= limit
-        ]
+        else:
+            limit = _max_missing(len(missing))
+            is_due &= (nodes > 0) | (missing >= limit)
+            if is_due.any():
+                # Requests that would be due soon join: the forward takes little longer for them.
+                is_due |= 2 * missing >= limit
+        return np.flatnonzero(is_due).tolist()
 
     def max_missing(self, max_nodes: int) -> int:
         """The most tokens of all requests together that can be missing.
@@ -107,7 +108,7 @@ class DraftExtend(enum.Enum):
 
     def missing_after(
         self,
-        num_model_nodes: Sequence[int],
+        num_model_nodes: _Ints,
         num_missing: Sequence[int],
         num_tokens: Sequence[int],
         num_plain: int,

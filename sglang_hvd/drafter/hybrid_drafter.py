@@ -7,7 +7,8 @@ from pathlib import Path
 from sglang_hvd._native import StepCore
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter.planners import CostPlanner, RulePlanner
+from sglang_hvd.drafter.expected_gains import gains_by_costs, gains_by_rule
+from sglang_hvd.drafter.planner import Planner, rule_of
 from sglang_hvd.drafter.proposer import Proposals, Proposer, asks_votes
 from sglang_hvd.drafter.request import DraftedBatch, DraftedRequest
 from sglang_hvd.drafter.sources import CacheSource, ModelSource, log_change
@@ -109,6 +110,13 @@ class HybridDrafter:
             None if self._tracker is None else self._tracker.native,
             [model.for_core() for model in self._models],
             None if self._allocator is None else self._allocator.native,
+            rule_of(
+                config,
+                drafter=sources.device_bits[0],
+                room=room,
+                num_model_steps=num_model_steps,
+                num_model_nodes=num_model_nodes,
+            ),
             len(sources.labels),
             SOURCES.bit_of("cache"),
             asks_votes(config, has_features=has_features),
@@ -128,17 +136,7 @@ class HybridDrafter:
             and verifies_trees,
             clock=self._clock,
         )
-        self._planner: CostPlanner | RulePlanner
-        if self._allocator is not None:
-            self._planner = CostPlanner(self._core, self._allocator, sources)
-        else:
-            self._planner = RulePlanner(
-                config,
-                self._cache,
-                room=room,
-                num_model_steps=num_model_steps,
-                num_model_nodes=num_model_nodes,
-            )
+        self._planner = Planner(self._core, self._allocator, sources)
 
     @classmethod
     def from_config(
@@ -305,17 +303,15 @@ class HybridDrafter:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
             batch = self._batch_of(rids)
-            if isinstance(self._planner, CostPlanner):
-                plans = self._planner.choose(batch, proposals, next_waits=next_waits)
-                if explains:
-                    expected = self._planner.expected(plans, proposals, explains)
-                    plans = replace(plans, expected=expected)
+            plans = self._planner.choose(batch, proposals, next_waits=next_waits)
+            if not explains:
+                return plans
+            if self._allocator is None:
+                expected = gains_by_rule(plans, proposals, self._config.policy)
             else:
-                plans = self._planner.choose(proposals, batch.limits)
-                self._core.begin(batch.of_cache, plans)
-                if explains:
-                    plans = replace(plans, expected=self._planner.expected(plans, proposals))
-            return plans
+                drafters = self._allocator.drafters
+                expected = gains_by_costs(plans, proposals, drafters, explains)
+            return replace(plans, expected=expected)
 
     def plan_launched(self, rids: Sequence[Hashable]) -> bool:
         """Replaces plan for a step that was launched before its cycles were planned: none of them
@@ -324,13 +320,13 @@ class HybridDrafter:
         Returns whether drafts would have been worth a wait, so that the next step should be
         planned. Raises KeyError for a request that is not active.
         """
-        return self.choose_launched(rids, self.propose(rids))
+        self.propose(rids)
+        return self.choose_launched(rids)
 
-    def choose_launched(self, rids: Sequence[Hashable], proposals: Proposals) -> bool:
-        """The second half of plan_launched."""
-        assert isinstance(self._planner, CostPlanner), "only allocate decides by costs"
+    def choose_launched(self, rids: Sequence[Hashable]) -> bool:
+        """The second half of plan_launched. The latest proposals are of these requests."""
         with self._clock.measure(Phase.ALLOCATE):
-            return self._planner.wants_drafts(self._batch_of(rids), proposals)
+            return self._planner.wants_drafts(self._batch_of(rids))
 
     def commit(self, rids: Sequence[Hashable], outcomes: VerifyOutcomes) -> None:
         """Commits the outcomes of the cycles planned last; row i belongs to rids[i].

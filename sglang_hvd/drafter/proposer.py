@@ -1,6 +1,6 @@
 """The cache drafts of a batch and their predicted acceptance, in the arrays of the native step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sglang_hvd._native import StepCore
 from sglang_hvd.allocation import HostTrees
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter.request import BatchLimits, DraftedBatch
+from sglang_hvd.drafter.request import DraftedBatch
 from sglang_hvd.drafter.sources import CacheSource, ModelSource
 from sglang_hvd.payoff import DraftFeatures, ModelAcceptance, Prediction
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
@@ -185,17 +185,12 @@ class Proposer:
         max_cache_draft_tokens: the longest draft of this batch; at most the proposer's.
         """
         num, arrays = len(batch), self._reserve(len(batch))
-        max_branches = None
+        max_branch = None
         if self._has_branches:
             num_nodes = max(_BRANCH_NODES // max(num, 1), _MIN_BRANCH_NODES)
-            max_branches = _limits(
-                num, min(num_nodes, max_cache_draft_tokens), batch.limits, BatchLimits.max_branches
-            )
+            max_branch = min(num_nodes, max_cache_draft_tokens)
         seconds = self._core.propose(
-            batch.of_cache,
-            batch.of_rest,
-            _limits(num, max_cache_draft_tokens, batch.limits, BatchLimits.max_chains),
-            max_branches,
+            batch.of_cache, batch.of_rest, batch.limits, max_cache_draft_tokens, max_branch
         )
         for phase, spent in zip(_PHASES, seconds, strict=True):
             self._clock.add(phase, spent)
@@ -239,12 +234,3 @@ def asks_votes(config: HvdConfig, *, has_features: bool) -> bool:
     """Whether the features need the drafts of the votes besides those of the cache, since
     SuffixDecoding's drafts are others."""
     return has_features and config.cache_mode == "paper"
-
-
-def _limits(
-    num_requests: int,
-    limit: int,
-    asked: BatchLimits | None,
-    of_asked: Callable[[BatchLimits, int], npt.NDArray[np.int32]],
-) -> npt.NDArray[np.int32]:
-    return np.full(num_requests, limit, np.int32) if asked is None else of_asked(asked, limit)

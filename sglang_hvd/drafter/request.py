@@ -80,18 +80,6 @@ class BatchLimits:
     take_model: npt.NDArray[np.bool_]
     max_tokens: npt.NDArray[np.int32]
 
-    def max_chains(self, limit: int) -> npt.NDArray[np.int32]:
-        """Longest cache draft of each request, where it is `limit` for others."""
-        lens: npt.NDArray[np.int32] = np.minimum(self.max_tokens, limit)
-        lens[self.are_fixed & ~self.take_cache] = 0
-        return lens
-
-    def max_branches(self, limit: int) -> npt.NDArray[np.int32]:
-        """Nodes of each request's draft that may branch, where they are `limit` for others."""
-        nodes: npt.NDArray[np.int32] = np.minimum(self.max_tokens, limit)
-        nodes[self.are_fixed] = 0  # policy cache verifies chains
-        return nodes
-
 
 def limits_of(requests: Sequence[DraftedRequest]) -> BatchLimits | None:
     """The limits of the requests; None if no request has any."""

@@ -21,7 +21,6 @@ from sglang_hvd.payoff import (
     OnlineCalibration,
     OriginFigures,
 )
-from sglang_hvd.types import DraftBatch
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +63,6 @@ class CacheSource:
     def figures(self) -> Mapping[str, OriginFigures] | None:
         """How accurate the predictor is, by origin of the draft; None if it is not calibrated."""
         return None if self._calibration is None else self._calibration.figures()
-
-    def in_fallback(self, drafts: DraftBatch, num_requests: int) -> list[bool] | None:
-        """Whether the predictor is so wrong that it is ignored, for each cache draft; None if it
-        is used for all."""
-        if self._calibration is None or not self._calibration.has_fallback:
-            return None
-        return self._calibration.is_fallback(drafts, num_requests)
 
 
 class ModelSource:

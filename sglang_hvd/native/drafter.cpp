@@ -1,6 +1,7 @@
 // The Python bindings of the drafter's step. Conversions and checks of shapes only.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -59,12 +61,23 @@ struct BoundArrays {
     StepArrays arrays;
 };
 
+// BatchLimits (request.py), whose arrays live as long as the argument, or no limits.
+AskedLimits limits_of(nb::handle given, std::size_t num) {
+    if (given.is_none()) return {};
+    const AskedLimits limits{{array_of<const bool, 1>(given, "are_fixed", num).data(), num},
+                             {array_of<const bool, 1>(given, "take_cache", num).data(), num},
+                             {array_of<const bool, 1>(given, "take_model", num).data(), num},
+                             {array_of<const std::int32_t, 1>(given, "max_tokens", num).data(), num}};
+    for (const auto max : limits.max_tokens) require(max >= 0, "a limit is negative");
+    return limits;
+}
+
 class BoundCore {
 public:
     BoundCore(nb::object cache, nb::object tracker, const Models& models, nb::object allocator,
-              std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes)
+              std::optional<Rule> rule, std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes)
         : core_(nb::cast<CacheCore&>(cache), pointer<Tracker>(tracker), sources_of(models),
-                pointer<StepAllocator>(allocator), num_sets, cache_bit, asks_votes),
+                pointer<StepAllocator>(allocator), rule, num_sets, cache_bit, asks_votes),
           kept_{std::move(cache), std::move(tracker), std::move(allocator)} {
         for (const auto& model : models) kept_.push_back(std::get<0>(model));
     }
@@ -92,26 +105,28 @@ public:
         return {found.num_cycles, found.num_accepted, found.num_target_tokens};
     }
 
-    std::tuple<double, double, double> propose(Ints of_cache, Ints of_rest, Ints max_chains,
-                                               std::optional<Ints> max_branches) {
+    std::tuple<double, double, double> propose(Ints of_cache, Ints of_rest, nb::handle limits, std::int32_t max_chain,
+                                               std::optional<std::int32_t> max_branch) {
         const StepSlots slots = checked(of_cache, of_rest);
-        require(max_chains.size() == slots.size() && (!max_branches || max_branches->size() == slots.size()),
-                "each request needs its limits");
+        const AskedLimits asked = limits_of(limits, slots.size());
         const nb::gil_scoped_release release;
         const auto [propose, features, predict] =
-            core_.propose(slots, max_chains, max_branches.value_or(Ints{}), arrays_->arrays);
+            core_.propose(slots, asked, max_chain, max_branch, arrays_->arrays);
         return {propose, features, predict};
     }
 
-    // ints: num_host, num_model, model_size and chain_lens. floats: model_predicted and chain_predicted. bytes:
-    // are_trees and host_sources. nodes: tokens and parents. Returns place of the drafter, its steps, and the
-    // largest number of host nodes.
-    std::tuple<std::int32_t, std::int32_t, std::int32_t> allocate(
-        Ints of_cache, Ints of_rest, nb::handle limits, const BatchCosts& of_batch, double context, bool next_waits,
+    // costs: None under policies by rule. ints: num_host, num_model, model_size and chain_lens. floats:
+    // model_predicted and chain_predicted. bytes: are_trees and host_sources. nodes: tokens and parents. Returns the
+    // drafter's bit, its steps, and the largest number of host nodes.
+    std::tuple<std::uint8_t, std::int32_t, std::int32_t> choose(
+        Ints of_cache, Ints of_rest, nb::handle limits, const BatchCosts* costs, double context, bool next_waits,
         const Output<std::int32_t, 2>& ints, const Output<float, 2>& floats, const Output<std::uint8_t, 2>& bytes,
         const Output<std::int32_t, 3>& nodes) {
-        const Allocated of(*this, of_cache, of_rest, limits, of_batch);
-        const std::size_t num = of.slots.size(), room = arrays_->arrays.trees.width;
+        const StepSlots slots = checked(of_cache, of_rest);
+        const AskedLimits asked = limits_of(limits, slots.size());
+        const std::size_t num = slots.size(), room = arrays_->arrays.drafts.width;
+        require(core_.is_by_costs() == (costs != nullptr), "policy allocate needs costs, and no other has them");
+        if (costs != nullptr) require_costs(*costs, num);
         require(ints.shape(0) == 4 && ints.shape(1) == num && floats.shape(0) == 2 && floats.shape(1) == num &&
                     bytes.shape(0) == 2 && bytes.shape(1) == num && nodes.shape(0) == 2 && nodes.shape(1) == num &&
                     nodes.shape(2) == room,
@@ -126,34 +141,20 @@ public:
                              nodes.row(1).data(),
                              room};
         const nb::gil_scoped_release release;
+        std::optional<StepPrices> prices;
+        if (costs != nullptr) prices.emplace(*costs, context, next_waits);
         const ChosenShape found =
-            core_.allocate(of.slots, of.limits, arrays_->arrays, of_batch, context, next_waits, out);
-        return {found.drafter, found.num_steps, found.shape.max_host};
+            core_.choose(slots, asked, arrays_->arrays, prices ? &*prices : nullptr, out);
+        return {found.drafter, found.num_steps, found.max_host};
     }
 
-    bool wants_drafts(Ints of_cache, Ints of_rest, nb::handle limits, const BatchCosts& of_batch, double context) {
-        const Allocated of(*this, of_cache, of_rest, limits, of_batch);
+    bool wants_drafts(Ints of_cache, Ints of_rest, nb::handle limits, const BatchCosts& costs, double context) {
+        const StepSlots slots = checked(of_cache, of_rest);
+        const AskedLimits asked = limits_of(limits, slots.size());
+        require(core_.is_by_costs(), "only policy allocate decides by costs");
+        require_costs(costs, slots.size());
         const nb::gil_scoped_release release;
-        return core_.wants_drafts(of.slots, of.limits, arrays_->arrays, of_batch, context);
-    }
-
-    // The cycles of a batch begin. plans: DraftPlans.
-    void begin(Ints of_cache, nb::handle plans) {
-        const std::size_t num = of_cache.size();
-        require_started(of_cache);
-        const auto host_sources = array_of<const std::uint8_t, 1>(plans, "host_sources", num);
-        const auto num_host = array_of<const std::int32_t, 1>(plans.attr("drafts"), "num_nodes", num);
-        const auto num_model = array_of<const std::int32_t, 1>(plans, "num_model_nodes", num);
-        const auto sizes = array_of<const std::int32_t, 1>(plans, "model_sizes", num);
-        const auto steps = array_of<const std::int32_t, 1>(plans, "model_steps", num);
-        const auto chain_lens = array_of<const std::int32_t, 1>(plans, "chain_lens", num);
-        const auto chain_predicted = array_of<const float, 1>(plans, "chain_predicted", num);
-        const auto model_predicted = array_of<const float, 1>(plans, "model_predicted", num);
-        const auto drafter = nb::cast<std::uint8_t>(plans.attr("drafter"));
-        for (std::size_t i = 0; i < num; ++i)
-            core_.begin(of_cache[i], {host_sources.data()[i], drafter, num_host.data()[i], num_model.data()[i],
-                                      sizes.data()[i], steps.data()[i], chain_lens.data()[i],
-                                      chain_predicted.data()[i], model_predicted.data()[i]});
+        return core_.wants_drafts(slots, asked, arrays_->arrays, {costs, context});
     }
 
     bool are_planned(Ints of_cache) const {
@@ -207,22 +208,10 @@ private:
         return {of_cache, of_rest};
     }
 
-    // What a batch is allocated from, checked.
-    struct Allocated {
-        Allocated(const BoundCore& bound, Ints of_cache, Ints of_rest, nb::handle given, const BatchCosts& costs)
-            : slots(bound.checked(of_cache, of_rest)) {
-            require(costs.num_requests() == slots.size(), "the costs are of another batch size");
-            if (given.is_none()) return;
-            limit_arrays.emplace(given, slots.size());
-            const StepArrays& arrays = bound.arrays_->arrays;
-            limits = limit_arrays->checked({arrays.trees.num_nodes, slots.size()},
-                                           bound.core_.largest_model_size(), costs.widths.back());
-        }
-
-        StepSlots slots;
-        std::optional<LimitArrays> limit_arrays;
-        RowLimits limits;
-    };
+    void require_costs(const BatchCosts& costs, std::size_t num) const {
+        require(costs.num_requests() == num, "the costs are of another batch size");
+        require(arrays_->arrays.trees.width == arrays_->arrays.drafts.width, "drafts become trees of their width");
+    }
 
     StepCore core_;
     std::vector<nb::object> kept_;
@@ -233,22 +222,28 @@ private:
 }  // namespace
 
 void bind_drafter(nb::module_& m) {
+    nb::class_<Rule>(m, "Rule", "See rule.hpp.")
+        .def(nb::init<std::string_view, std::optional<double>, double, bool, std::uint8_t, std::int32_t, std::int32_t,
+                      std::int32_t>(),
+             nb::kw_only(), "policy"_a, "threshold"_a.none(), "min_score"_a, "has_model"_a, "drafter"_a, "room"_a,
+             "num_steps"_a, "num_nodes"_a);
     nb::class_<BoundCore>(m, "StepCore", "See step_core.hpp.")
-        .def(nb::init<nb::object, nb::object, const Models&, nb::object, std::size_t, std::uint8_t, bool>(),
-             "cache"_a, "tracker"_a.none(), "models"_a, "allocator"_a.none(), "num_sets"_a, "cache_bit"_a,
-             "asks_votes"_a)
+        .def(nb::init<nb::object, nb::object, const Models&, nb::object, std::optional<Rule>, std::size_t,
+                      std::uint8_t, bool>(),
+             "cache"_a, "tracker"_a.none(), "models"_a, "allocator"_a.none(), "rule"_a.none(), "num_sets"_a,
+             "cache_bit"_a, "asks_votes"_a)
         .def("use_predictor", &BoundCore::use_predictor, "network"_a.none(), "is_survival"_a, "calibration"_a.none())
         .def("use_arrays", &BoundCore::use_arrays)
         .def("start", &BoundCore::start)
         .def("extend", &BoundCore::extend)
         .def("num_tokens", &BoundCore::num_tokens)
         .def("counts", &BoundCore::counts)
-        .def("propose", &BoundCore::propose, "of_cache"_a, "of_rest"_a, "max_chains"_a, "max_branches"_a.none())
-        .def("allocate", &BoundCore::allocate, "of_cache"_a, "of_rest"_a, "limits"_a.none(), "costs"_a, "context"_a,
-             "next_waits"_a, "ints"_a, "floats"_a, "bytes"_a, "nodes"_a)
+        .def("propose", &BoundCore::propose, "of_cache"_a, "of_rest"_a, "limits"_a.none(), "max_chain"_a,
+             "max_branch"_a.none())
+        .def("choose", &BoundCore::choose, "of_cache"_a, "of_rest"_a, "limits"_a.none(), "costs"_a.none(),
+             "context"_a, "next_waits"_a, "ints"_a, "floats"_a, "bytes"_a, "nodes"_a)
         .def("wants_drafts", &BoundCore::wants_drafts, "of_cache"_a, "of_rest"_a, "limits"_a.none(), "costs"_a,
              "context"_a)
-        .def("begin", &BoundCore::begin)
         .def("are_planned", &BoundCore::are_planned)
         .def("commit", &BoundCore::commit, "of_cache"_a, "of_rest"_a, "teaches"_a.none(), "token_ids"_a, "lengths"_a,
              "num_accepted"_a, "num_model_accepted"_a);

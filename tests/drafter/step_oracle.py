@@ -9,7 +9,6 @@ import numpy.typing as npt
 from sglang_hvd.allocation import HostTrees, PredictedDrafts, RowLimits, StepAllocator
 from sglang_hvd.config import HvdConfig
 from sglang_hvd.drafter import ChainPrediction, Proposals
-from sglang_hvd.drafter.planners import RulePlanner
 from sglang_hvd.drafter.request import BatchLimits, DraftedRequest, limits_of
 from sglang_hvd.drafter.sources import CacheSource
 from sglang_hvd.payoff import (
@@ -25,6 +24,7 @@ from sglang_hvd.payoff import (
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import SOURCES, DraftBatch, DraftLimits, DraftPlans, VerifyOutcomes
+from tests.drafter.rule_oracle import RuleOracle, fallbacks, max_branches, max_chains
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -116,7 +116,7 @@ class Oracle:
         """What the cache proposes, and its features. Those of the paper's drafts also need what
         the votes would propose."""
         num, slots, asked = len(rids), self._slots(rids), self._asked(rids)
-        limits = np.full(num, limit, np.int32) if asked is None else asked.max_chains(limit)
+        limits = np.full(num, limit, np.int32) if asked is None else max_chains(asked, limit)
         chains = DraftBatch.of_size(num, self._longest)
         self.cache.propose_into(chains, rids, limits, with_evidence=True)
         votes = chains
@@ -140,8 +140,8 @@ class Oracle:
         return np.array([self._requests[rid].of_rest for rid in rids], np.int32)
 
 
-class RuleOracle(Oracle):
-    """The policies by rule. RulePlanner decides here too, which test_rule_planner.py tests."""
+class RuleDrafter(Oracle):
+    """The policies by rule."""
 
     def __init__(
         self,
@@ -156,12 +156,15 @@ class RuleOracle(Oracle):
     ) -> None:
         model = None if predictor is None else ModelPredictor(num_steps)
         super().__init__(config, predictor, classes, model, longest)
-        self._planner = RulePlanner(
+        self._rule = RuleOracle(
             config, self.source, room=room, num_model_steps=num_steps, num_model_nodes=num_nodes
         )
 
     def plan(self, rids: Sequence[str], *, next_waits: bool) -> DraftPlans:
-        chains, features = self._chains(rids, self._longest)
+        if self._rule.policy == "model":
+            chains, features = DraftBatch.of_size(len(rids), self._longest), None
+        else:
+            chains, features = self._chains(rids, self._longest)
         predicted = None
         if self.model is not None:
             slots = self._slots(rids)
@@ -169,7 +172,7 @@ class RuleOracle(Oracle):
             lens = self.model.predict(slots, chains, prediction.acceptance)
             predicted = ChainPrediction(prediction, lens)
         proposals = Proposals(len(rids), chains, features, predicted)
-        plans = self._planner.choose(proposals, self._asked(rids))
+        plans = self._rule.choose(proposals, self._asked(rids))
         self._plans |= {rid: (plans, row) for row, rid in enumerate(rids)}
         return plans
 
@@ -249,7 +252,7 @@ class OracleDrafter(Oracle):
         branches = DraftBatch.of_size(num, self._longest)
         if self._by_votes:
             limit = min(max(self._num_branch_nodes // num, 8), limit)
-            limits = np.full(num, limit, np.int32) if asked is None else asked.max_branches(limit)
+            limits = np.full(num, limit, np.int32) if asked is None else max_branches(asked, limit)
             self.cache.propose_into(branches, rids, limits, is_tree=True)
         prediction = self._predict(slots, chains, features)
         acceptance = self._acceptance(prediction, chains)
@@ -262,7 +265,7 @@ class OracleDrafter(Oracle):
         """The prediction's, or the votes' of origins in fallback."""
         acceptance, num = prediction.acceptance, len(chains.num_nodes)
         assert acceptance is not None
-        in_fallback = self.source.in_fallback(chains, num)
+        in_fallback = fallbacks(self.source, chains, num)
         if in_fallback is None:
             return acceptance
         longest = min(chains.probs.shape[1], MAX_DRAFT_LEN)

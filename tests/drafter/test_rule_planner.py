@@ -7,11 +7,11 @@ import numpy.typing as npt
 import pytest
 
 from sglang_hvd.config import HvdConfig
-from sglang_hvd.drafter import ChainPrediction, Proposals
-from sglang_hvd.drafter.planners import RulePlanner
-from sglang_hvd.drafter.sources import CacheSource
-from sglang_hvd.payoff import Prediction
-from sglang_hvd.types import SCORE, DraftBatch
+from sglang_hvd.drafter import ChainPrediction, HybridDrafter
+from sglang_hvd.payoff import TokenClasses
+from sglang_hvd.suffix_cache import SuffixCache
+from sglang_hvd.types import SCORE
+from tests.payoff.made_up import constant_survival, linear
 
 NO_DRAFT = math.nan
 
@@ -38,19 +38,33 @@ def takes_cache(
     """
     num = len(of_drafts)
     has_draft = ~np.isnan(of_drafts)
-    drafts = DraftBatch.of_size(num, 1)
-    drafts.num_nodes[:] = has_draft
-    # Where there is no draft the arrays hold what was there before.
+    predictor = None
+    if config.predicts:
+        predictor = constant_survival(0.5) if are_odds else linear({})
+    made = HybridDrafter(
+        config,
+        cache=SuffixCache.of_config(config, background=False),
+        predictor=predictor,
+        token_classes=TokenClasses.from_strings(["a"]),
+        num_model_steps=3,
+        num_model_nodes=3,
+        verify_width=9,
+    )
+    for rid in range(num):
+        made.start(rid, [])
+    proposals = made.propose(range(num))
+    # Made-up proposals. Where there is no draft the arrays hold what was there before.
     values = np.where(has_draft, of_drafts, np.float32(1000))
-    drafts.matches[:, SCORE] = values
-    prediction = Prediction(values, values[:, None] if are_odds else None)
-    predicted = ChainPrediction(
-        prediction, np.zeros(num, np.float32) if of_model is None else of_model
-    )
-    planner = RulePlanner(
-        config, CacheSource(config, None), room=8, num_model_steps=3, num_model_nodes=3
-    )
-    plans = planner.choose(Proposals(num, drafts, predicted=predicted))
+    proposals.drafts.num_nodes[:num] = has_draft
+    proposals.drafts.matches[:num, SCORE] = values
+    if predictor is not None:
+        predicted = proposals.predicted
+        assert isinstance(predicted, ChainPrediction)
+        predicted.prediction.accepted_lens[:] = values
+        predicted.model_lens[:] = 0 if of_model is None else of_model
+        if predicted.prediction.acceptance is not None:
+            predicted.prediction.acceptance[:, 0] = values
+    plans = made.choose(range(num), proposals)
     assert set(plans.sources) <= {"cache", "model"}
     return [source == "cache" for source in plans.sources]
 

@@ -13,7 +13,7 @@ from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import AcceptancePredictor, TokenClasses
 from sglang_hvd.suffix_cache import SuffixCache
 from sglang_hvd.types import MATCH_COLUMNS, SOURCES, DraftLimits, DraftPlans, VerifyOutcomes
-from tests.drafter.step_oracle import OracleDrafter, RuleOracle
+from tests.drafter.step_oracle import OracleDrafter, RuleDrafter
 from tests.payoff.made_up import constant_survival, linear
 
 SIZES, NUM_STEPS, WIDTHS = (3, 7), 4, (1, 2, 4, 8, 16, 32)
@@ -112,7 +112,7 @@ def drafter(
 
 
 def compare(
-    core: HybridDrafter, oracle: OracleDrafter | RuleOracle, seed: int, *, is_wrong: bool
+    core: HybridDrafter, oracle: OracleDrafter | RuleDrafter, seed: int, *, is_wrong: bool
 ) -> list[DraftPlans]:
     """Random steps of both. Returns their plans."""
     random, found = np.random.default_rng(seed), []
@@ -171,24 +171,28 @@ def test_random_steps_equal_those_of_the_oracle(seed: int, cache_mode: CacheMode
 
 
 @pytest.mark.parametrize("cache_mode", ["votes", "paper"])
-@pytest.mark.parametrize("rule", ["survival", "threshold", "mlp", "frequency", "both"])
+@pytest.mark.parametrize(
+    "rule", ["survival", "threshold", "below 1", "mlp", "frequency", "cache", "both", "model"]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_by_rule_equal_those_of_the_oracle(
     seed: int, rule: str, cache_mode: CacheMode
 ) -> None:
     predictor: AcceptancePredictor | None = None
     match rule:
-        case "frequency" | "both":
+        case "cache" | "both" | "model":
+            config = HvdConfig(policy=rule, cache_mode=cache_mode)
+        case "frequency":
             config = HvdConfig(policy=rule, frequency_threshold=2, cache_mode=cache_mode)
         case _:
-            threshold = None if rule == "survival" else 3
+            threshold = {"survival": None, "below 1": 0.5}.get(rule, 3)
             config = HvdConfig(policy="payoff", threshold=threshold, cache_mode=cache_mode)
             predictor = linear({"draft_len": 0.5}, bias=-1) if rule == "mlp" else SHIPPED
     is_wrong = seed % 3 == 2
     if is_wrong and rule in ("survival", "threshold"):
         predictor = constant_survival(0.97)
     room = WIDTHS[-1] - 1
-    oracle = RuleOracle(
+    oracle = RuleDrafter(
         config,
         predictor,
         CLASSES,
@@ -199,7 +203,8 @@ def test_steps_by_rule_equal_those_of_the_oracle(
     )
     found = compare(drafter(config, predictor), oracle, seed, is_wrong=is_wrong)
     sources = {source for plans in found for source in plans.sources}
-    assert sources >= ({"both", "model"} if rule == "both" else {"cache", "model"})
+    some = {"both": {"both", "model"}, "cache": {"cache", "plain"}, "model": {"model"}}
+    assert sources >= some.get(rule, {"cache", "model"})
 
 
 def test_a_plan_keeps_its_predictions_when_the_next_is_made() -> None:
@@ -257,7 +262,7 @@ def test_a_finished_slot_is_refused() -> None:
         lambda: core._core.counts(0),
         lambda: core._core.extend(0, 1, True),
         lambda: core._core.are_planned(both),
-        lambda: core._core.propose(both, both, both, None),
+        lambda: core._core.propose(both, both, None, 1, None),
     ):
         with pytest.raises(ValueError, match="finished"):
             call()

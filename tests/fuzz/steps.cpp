@@ -1,12 +1,15 @@
-// Random steps of a whole drafter: propose, allocate or launch without drafts, lay out, commit, also in parts.
+// Random steps of a whole drafter, which decides by costs or by a rule, with and without limits: propose, choose or
+// launch without drafts, lay out, commit, also in parts.
 // Each array has exactly its size, so that AddressSanitizer sees every access beyond it.
 // Usage: steps SECONDS [FIRST_SEED]. It prints the seed of each run before it begins.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -121,7 +124,15 @@ void run(std::uint32_t seed) {
     Calibration calibration(6);
     ModelPredictor model(kNumSteps, kSizes.back(), 0.21);
     StepAllocator allocator({{kSizes[0], 0}, {kSizes[1], 0}}, random() % 2, 8);
-    StepCore core(cache, &tracker, {{&model, kModel, kSizes, {model.odds_of(3), 1.0}}}, &allocator, 4, kCache, false);
+    constexpr std::array policies = {"payoff", "frequency", "cache", "both", "model"};
+    std::optional<Rule> rule;
+    if (random() % 2) {
+        const std::optional<double> threshold = random() % 2 ? std::optional(0.5 + below(70)) : std::nullopt;
+        rule.emplace(policies[random() % policies.size()], threshold, 1.0, random() % 4 > 0, kModel,
+                     kSizes.back() + below(9), static_cast<std::int32_t>(kNumSteps), kSizes.back());
+    }
+    StepCore core(cache, &tracker, {{&model, kModel, kSizes, {model.odds_of(3), 1.0}}}, rule ? nullptr : &allocator,
+                  rule, 4, kCache, false);
     core.use_predictor(&network, true, random() % 4 ? &calibration : nullptr);
     const std::size_t width = 1 + random() % 15;
     Ints of_cache, of_rest;
@@ -141,23 +152,30 @@ void run(std::uint32_t seed) {
         Arrays owned(n, width);
         const StepArrays arrays = owned.arrays();
         const StepSlots slots{of_cache, of_rest};
-        const Ints limits(n, below(width + 1));
-        core.propose(slots, limits, limits, arrays);
+        std::unique_ptr<bool[]> limited(new bool[3 * n]);
+        Ints max_tokens(n);
+        for (std::size_t i = 0; i < 3 * n; ++i) limited[i] = random() % 2;
+        for (auto& max : max_tokens) max = random() % 2 ? below(9) : 1 << 30;
+        AskedLimits asked;
+        if (random() % 2) asked = {{limited.get(), n}, {limited.get() + n, n}, {limited.get() + 2 * n, n}, max_tokens};
+        const std::int32_t longest_draft = below(width + 1);
+        core.propose(slots, asked, longest_draft, random() % 2 ? std::optional(longest_draft) : std::nullopt, arrays);
         Ints num_host(n), num_model(n), sizes(n), chain_lens(n), tokens(n * width), parents(n * width);
         std::vector<float> predicted(n), chain_predicted(n);
         std::vector<std::uint8_t> host_sources(n);
         const std::unique_ptr<bool[]> are_trees(new bool[n]());
         const BatchCosts costs = costs_of(n, random);
-        if (random() % 6 == 0) {
-            core.wants_drafts(slots, {}, arrays, costs, 1.0);
+        const StepPrices prices{costs, 1.0, random() % 2 == 0};
+        if (!rule && random() % 6 == 0) {
+            core.wants_drafts(slots, asked, arrays, prices);
         } else {
             const StepChoice choice{{num_host, num_model, sizes, predicted}, chain_lens,   chain_predicted,
                                     {are_trees.get(), n},                    host_sources, tokens.data(),
                                     parents.data(),                          width};
-            const auto found = core.allocate(slots, {}, arrays, costs, 1.0, random() % 2, choice);
+            const auto found = core.choose(slots, asked, arrays, rule ? nullptr : &prices, choice);
             for (std::size_t i = 0; i < n; ++i) {
                 const auto num = static_cast<std::size_t>(num_host[i]);
-                require_true(num_host[i] <= found.shape.max_host, "a draft is longer than the longest");
+                require_true(num_host[i] <= found.max_host, "a draft is longer than the longest");
                 lay_out({tokens.data() + i * width, num}, {parents.data() + i * width, num});
             }
         }

@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <numeric>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -22,6 +25,7 @@
 #include "model_predictor.hpp"
 #include "network.hpp"
 #include "predictions.hpp"
+#include "rule.hpp"
 #include "step_allocator.hpp"
 #include "tracker.hpp"
 
@@ -62,8 +66,7 @@ struct PlannedCycle {
     std::size_t sources() const { return host_sources | (num_model > 0 ? drafter : std::uint8_t{0}); }
 };
 
-// The results of an allocation, by request. The first StepDrafts are those of the allocator. tokens, parents:
-// [requests][row].
+// What each request verifies. The first StepDrafts are those of the allocator. tokens, parents: [requests][row].
 struct StepChoice {
     StepDrafts drafts;
     std::span<std::int32_t> chain_lens;
@@ -74,10 +77,17 @@ struct StepChoice {
     std::size_t row;
 };
 
-// Of all requests of a step: places in BatchCosts, and the largest number of host nodes.
+// Of all requests of a step. drafter: bit of the source on the device. max_host: the largest number of host nodes.
 struct ChosenShape {
-    StepShape shape;
-    std::int32_t drafter = 0, num_steps = 0;
+    std::uint8_t drafter = 0;
+    std::int32_t num_steps = 0, max_host = 0;
+};
+
+// The costs of a step. context: milliseconds for 1,000 tokens in the KV caches. next_waits: see StepAllocator.
+struct StepPrices {
+    const BatchCosts& of_batch;
+    double context = 0;
+    bool next_waits = false;
 };
 
 // The committed tokens of a step: the first lengths[i] of row i. The numbers are those of VerifyOutcomes.
@@ -102,18 +112,22 @@ public:
     using Ints = std::span<const std::int32_t>;
     using Seconds = std::array<double, 3>;  // to propose, to compute features, to predict
 
-    // tracker: null where no features are computed. allocator: null under policies that do not weigh costs.
-    // num_sets: sets of sources. cache_bit: the suffix cache as a source. asks_votes: the features also need
-    // the drafts of the votes.
+    // tracker: null where no features are computed. allocator: null under policies that do not weigh costs, which
+    // decide by the rule. num_sets: sets of sources. cache_bit: the suffix cache as a source. asks_votes: the
+    // features also need the drafts of the votes.
     StepCore(CacheCore& cache, Tracker* tracker, std::vector<DeviceSource> models, StepAllocator* allocator,
-             std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes)
+             std::optional<Rule> rule, std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes)
         : cache_(cache),
           tracker_(tracker),
           models_(std::move(models)),
           allocator_(allocator),
+          rule_(std::move(rule)),
           num_sets_(num_sets),
           cache_bit_(cache_bit),
-          asks_votes_(asks_votes) {}
+          asks_votes_(asks_votes) {
+        if ((allocator_ == nullptr) != rule_.has_value())
+            throw std::invalid_argument("a policy decides either by costs or by a rule");
+    }
 
     // is_survival: the kind of the predictor. calibration: null if it is not corrected.
     void use_predictor(Network* network, bool is_survival, Calibration* calibration) {
@@ -137,7 +151,7 @@ public:
         if (counts) of(slot).counts.num_target_tokens += num_tokens;
     }
 
-    std::int32_t largest_model_size() const { return allocator_->largest_size(0); }
+    bool is_by_costs() const { return allocator_ != nullptr; }
 
     // Whether the slot of the cache belongs to an active request that was started here.
     bool has(std::int32_t slot) const {
@@ -161,15 +175,20 @@ public:
     bool is_planned(std::int32_t slot) const { return of(slot).is_planned; }
 
     // Cache drafts, their features, and what is predicted of them and of the drafts of the device.
-    // max_branches: nodes of the drafts that may branch; empty: there are none.
-    Seconds propose(const StepSlots& slots, Ints max_chains, Ints max_branches, const StepArrays& out) {
+    // max_chain: the longest draft. max_branch: nodes of a draft that may branch; absent: none does.
+    Seconds propose(const StepSlots& slots, const AskedLimits& asked, std::int32_t max_chain,
+                    std::optional<std::int32_t> max_branch, const StepArrays& out) {
         const std::size_t num = slots.size();
         const auto began = Clock::now();
         const bool is_read = tracker_ != nullptr;
-        cache_.propose_rows(slots.of_cache, DraftShape::kChain, false, is_read, max_chains, out.drafts);
-        if (asks_votes_) cache_.propose_rows(slots.of_cache, DraftShape::kChain, true, is_read, max_chains, out.votes);
-        if (!max_branches.empty())
-            cache_.propose_rows(slots.of_cache, DraftShape::kTree, false, false, max_branches, out.branches);
+        max_nodes_.resize(num);
+        for (std::size_t i = 0; i < num; ++i) max_nodes_[i] = asked.max_chain(i, max_chain);
+        cache_.propose_rows(slots.of_cache, DraftShape::kChain, false, is_read, max_nodes_, out.drafts);
+        if (asks_votes_) cache_.propose_rows(slots.of_cache, DraftShape::kChain, true, is_read, max_nodes_, out.votes);
+        if (max_branch) {
+            for (std::size_t i = 0; i < num; ++i) max_nodes_[i] = asked.max_branch(i, *max_branch);
+            cache_.propose_rows(slots.of_cache, DraftShape::kTree, false, false, max_nodes_, out.branches);
+        }
         const auto proposed = Clock::now();
         if (!is_read) return {seconds(began, proposed), 0, 0};
         tracker_->write(slots.of_rest, out.drafts, asks_votes_ ? out.votes : out.drafts, out.features, out.positions);
@@ -179,47 +198,19 @@ public:
         return {seconds(began, proposed), seconds(proposed, described), seconds(described, Clock::now())};
     }
 
-    // Policy allocate: the drafts that make most progress in their time. Their cycles begin.
-    // context: milliseconds for 1,000 tokens in the KV caches.
-    ChosenShape allocate(const StepSlots& slots, const RowLimits& limits, const StepArrays& arrays,
-                         const BatchCosts& of_batch, double context, bool next_waits, const StepChoice& out) {
-        const BatchCosts costs = with_context(slots, of_batch, context);
-        const StepShape shape =
-            allocator_->allocate(slots.of_rest, limits, prediction(slots, arrays), costs, next_waits, out.drafts);
-        const Round& round = costs.rounds[shape.round];
-        const std::uint8_t drafter = models_[static_cast<std::size_t>(round.drafter)].bit;
-        const auto width = static_cast<std::size_t>(shape.max_host);
-        for (std::size_t i = 0; i < slots.size(); ++i) {
-            const auto taken = static_cast<std::size_t>(out.drafts.num_host[i]);
-            const TreeRow tree = arrays.trees.row(i);
-            const PartOfTree part =
-                measure(tree.is_chain.first(taken), tree.sources.first(taken), arrays.acceptance + i * kMaxDepth,
-                        arrays.drafts.length(i));
-            out.are_trees[i] = part.is_tree;
-            out.host_sources[i] = part.sources;
-            out.chain_lens[i] = static_cast<std::int32_t>(part.chain_len);
-            out.chain_predicted[i] = static_cast<float>(part.chain_predicted);
-            write_row(tree.tokens.first(taken), out.tokens + i * out.row, width);
-            write_row(tree.parents.first(taken), out.parents + i * out.row, width);
-            begin(slots.of_cache[i],
-                  {part.sources, drafter, out.drafts.num_host[i], out.drafts.num_model[i], out.drafts.model_size[i],
-                   round.num_steps, out.chain_lens[i], out.chain_predicted[i], out.drafts.model_predicted[i]});
-        }
-        return {shape, round.drafter, round.num_steps};
+    // The policy decides what each request verifies, and its cycle begins. prices: null under policies by rule.
+    ChosenShape choose(const StepSlots& slots, const AskedLimits& asked, const StepArrays& arrays,
+                       const StepPrices* prices, const StepChoice& out) {
+        return is_by_costs() ? by_costs(slots, asked, arrays, *prices, out) : by_rule(slots, asked, arrays, out);
     }
 
-    // In place of allocate for a step that was launched without drafts; see StepAllocator.
-    bool wants_drafts(const StepSlots& slots, const RowLimits& limits, const StepArrays& arrays,
-                      const BatchCosts& of_batch, double context) {
+    // In place of choose for a step that was launched without drafts; see StepAllocator. By costs only.
+    bool wants_drafts(const StepSlots& slots, const AskedLimits& asked, const StepArrays& arrays,
+                      const StepPrices& prices) {
         for (const auto slot : slots.of_cache) begin(slot, {});
-        const BatchCosts costs = with_context(slots, of_batch, context);
+        const BatchCosts costs = with_context(slots, prices);
+        const RowLimits limits = fixed(asked, arrays, costs, slots.size());
         return allocator_->wants_drafts(slots.of_rest, limits, prediction(slots, arrays), costs);
-    }
-
-    // The cycle of the request in this slot of the cache begins.
-    void begin(std::int32_t slot, const PlannedCycle& cycle) {
-        of(slot).cycle = cycle;
-        of(slot).is_planned = true;
     }
 
     // Commits what the planned cycles gave. teaches: by request, whether the predictors learn from it; empty:
@@ -263,6 +254,93 @@ private:
         std::fill(std::copy(from.begin(), from.end(), to), to + width, 0);
     }
 
+    // The drafts that make most progress in their time.
+    ChosenShape by_costs(const StepSlots& slots, const AskedLimits& asked, const StepArrays& arrays,
+                         const StepPrices& prices, const StepChoice& out) {
+        const BatchCosts costs = with_context(slots, prices);
+        const RowLimits limits = fixed(asked, arrays, costs, slots.size());
+        const StepShape shape = allocator_->allocate(slots.of_rest, limits, prediction(slots, arrays), costs,
+                                                     prices.next_waits, out.drafts);
+        const Round& round = costs.rounds[shape.round];
+        const std::uint8_t drafter = models_[static_cast<std::size_t>(round.drafter)].bit;
+        const auto width = static_cast<std::size_t>(shape.max_host);
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            const auto taken = static_cast<std::size_t>(out.drafts.num_host[i]);
+            const TreeRow tree = arrays.trees.row(i);
+            const PartOfTree part =
+                measure(tree.is_chain.first(taken), tree.sources.first(taken), arrays.acceptance + i * kMaxDepth,
+                        arrays.drafts.length(i));
+            out.are_trees[i] = part.is_tree;
+            out.host_sources[i] = part.sources;
+            out.chain_lens[i] = static_cast<std::int32_t>(part.chain_len);
+            out.chain_predicted[i] = static_cast<float>(part.chain_predicted);
+            write_row(tree.tokens.first(taken), out.tokens + i * out.row, width);
+            write_row(tree.parents.first(taken), out.parents + i * out.row, width);
+            begin(slots.of_cache[i], out, i, drafter, round.num_steps);
+        }
+        return {drafter, round.num_steps, shape.max_host};
+    }
+
+    // Request by request. What is predicted of whole drafts is kept by who predicted it, so NaN stands here.
+    ChosenShape by_rule(const StepSlots& slots, const AskedLimits& asked, const StepArrays& arrays,
+                        const StepChoice& out) {
+        const std::size_t num = slots.size();
+        std::int32_t max_host = 0;
+        for (std::size_t i = 0; i < num; ++i) {
+            const Match match = arrays.drafts.match(i);
+            const bool has_draft = arrays.drafts.num_nodes[i] > 0;
+            const bool is_fallback = has_draft && calibration_ != nullptr &&
+                                     calibration_->of(static_cast<int>(match.origin)).is_fallback();
+            const auto [num_host, num_model] = rule_->choose(
+                i, asked,
+                {arrays.drafts.num_nodes[i], match.score, arrays.accepted_lens[i], arrays.model_lens[i],
+                 is_survival_ ? arrays.acceptance + i * kMaxDepth : nullptr, is_fallback});
+            max_host = std::max(max_host, num_host);
+            out.drafts.num_host[i] = out.chain_lens[i] = num_host;
+            out.drafts.num_model[i] = out.drafts.model_size[i] = num_model;
+            out.drafts.model_predicted[i] = out.chain_predicted[i] = std::numeric_limits<float>::quiet_NaN();
+            out.are_trees[i] = false;
+            out.host_sources[i] = num_host > 0 ? cache_bit_ : std::uint8_t{0};
+            begin(slots.of_cache[i], out, i, rule_->drafter(), rule_->num_steps());
+        }
+        const auto width = static_cast<std::size_t>(max_host);
+        for (std::size_t i = 0; i < num; ++i) {
+            const auto taken = static_cast<std::size_t>(out.drafts.num_host[i]);
+            write_row(arrays.drafts.tokens(i).first(taken), out.tokens + i * out.row, width);
+            std::iota(out.parents + i * out.row, out.parents + i * out.row + width, -1);
+        }
+        return {rule_->drafter(), rule_->num_steps(), max_host};
+    }
+
+    void begin(std::int32_t slot, const PlannedCycle& cycle) {
+        of(slot).cycle = cycle;
+        of(slot).is_planned = true;
+    }
+
+    // The cycle of request i of a choice begins.
+    void begin(std::int32_t slot, const StepChoice& chosen, std::size_t i, std::uint8_t drafter,
+               std::int32_t num_steps) {
+        const StepDrafts& drafts = chosen.drafts;
+        begin(slot, {chosen.host_sources[i], drafter, drafts.num_host[i], drafts.num_model[i], drafts.model_size[i],
+                     num_steps, chosen.chain_lens[i], chosen.chain_predicted[i], drafts.model_predicted[i]});
+    }
+
+    // The limits as the allocator takes them. Fixed drafts are those of the model drafter first.
+    RowLimits fixed(const AskedLimits& asked, const StepArrays& arrays, const BatchCosts& costs, std::size_t num) {
+        if (asked.max_tokens.empty()) return {};
+        const std::int32_t whole = allocator_->largest_size(0), room = costs.widths.back() - 1;
+        if (whole > room) throw std::invalid_argument("the widest verification has no room for the largest draft");
+        fixed_host_.resize(num);
+        fixed_model_.resize(num);
+        for (std::size_t i = 0; i < num; ++i) {
+            const std::int32_t max = asked.max_tokens[i];
+            fixed_model_[i] = asked.take_model[i] ? std::min(max, whole) : 0;
+            const std::int32_t left = std::min(max, room) - fixed_model_[i];
+            fixed_host_[i] = asked.take_cache[i] ? std::min(arrays.trees.num_nodes[i], left) : 0;
+        }
+        return {asked.are_fixed, fixed_host_, fixed_model_, asked.max_tokens};
+    }
+
     Request& of(std::int32_t slot) { return requests_[static_cast<std::size_t>(slot)]; }
     const Request& of(std::int32_t slot) const { return requests_[static_cast<std::size_t>(slot)]; }
 
@@ -276,7 +354,7 @@ private:
             predict_lens(*network_, out.features, kNumDraftFeatures, {out.accepted_lens, num});
         }
         if (calibration_ != nullptr) correct_all(*calibration_, slots, out.drafts, out.accepted_lens, acceptance);
-        if (allocator_ == nullptr) {
+        if (!is_by_costs()) {
             predict_model(*models_.front().predictor, slots, out.drafts, acceptance, out.model_lens);
             return;
         }
@@ -318,10 +396,10 @@ private:
                 arrays.num_steps,   arrays.model_probs, arrays.model_probs_if_right};
     }
 
-    BatchCosts with_context(const StepSlots& slots, const BatchCosts& of_batch, double context) const {
+    BatchCosts with_context(const StepSlots& slots, const StepPrices& prices) const {
         std::int64_t num_tokens = 0;
         for (const auto slot : slots.of_cache) num_tokens += of(slot).num_tokens;
-        return of_batch.with_context(context * static_cast<double>(num_tokens) / 1000);
+        return prices.of_batch.with_context(prices.context * static_cast<double>(num_tokens) / 1000);
     }
 
     std::vector<FallbackChange> observe(const StepSlots& slots, std::span<const bool> teaches,
@@ -359,6 +437,7 @@ private:
     Tracker* tracker_;
     std::vector<DeviceSource> models_;
     StepAllocator* allocator_;
+    std::optional<Rule> rule_;
     std::size_t num_sets_;
     std::uint8_t cache_bit_;
     bool asks_votes_, is_survival_ = false;
@@ -366,7 +445,9 @@ private:
     Calibration* calibration_ = nullptr;
     TreeJoiner joiner_;
     std::vector<Request> requests_;  // by slot in the cache
+    // Kept for their memory.
     std::vector<int> chain_accepted_;
+    std::vector<std::int32_t> max_nodes_, fixed_host_, fixed_model_;
 };
 
 }  // namespace sglang_hvd

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -55,6 +56,8 @@ class CatchUp:
 
     A step asks `due_rows` before it drafts, and calls `run` with them. It calls `keep` once it has
     verified, if no draft-extend follows. On a server that postpones nothing, no row is ever due.
+
+    max_nodes: nodes of the largest step.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class CatchUp:
         draft_worker: EagleDraftWorker,
         draft_extend: DraftExtend,
         *,
+        max_nodes: int,
         costs: ServedCosts,
         clock: StepClock,
     ) -> None:
@@ -69,18 +73,18 @@ class CatchUp:
         self._draft_worker = draft_worker
         self._draft_extend = draft_extend
         self._costs, self._clock = costs, clock
-        self._missing = MissingTokens(in_runs=draft_extend is DraftExtend.AFTER_DRAFTS)
+        self._missing = MissingTokens(draft_extend.max_missing(max_nodes))
         self._max_missing = 0  # of any request, after the last step
 
     def due_rows(self, reqs: Sequence[Req], plan: StepPlan) -> list[int]:
         """Rows of the requests that catch up before the step's verification."""
         if not self._draft_extend.catches_up:
             return []
-        self._missing.settle(reqs, plan.cached_lens)
-        num_missing = [self._missing.num_of(req) for req in reqs]
-        num_model_nodes = plan.drafts.num_model_nodes.tolist()
-        rows = self._draft_extend.catching_up(num_model_nodes, num_missing, plan.num_plain)
-        self._max_missing = 0 if rows else max(num_missing)
+        slots = _slots_of(reqs)
+        self._missing.settle(slots, np.array(plan.cached_lens))
+        num_missing, of_model = self._missing.num_of(slots), plan.drafts.num_model_nodes
+        rows = self._draft_extend.catching_up(of_model, num_missing, plan.num_plain)
+        self._max_missing = 0 if rows else int(num_missing.max())
         return rows
 
     def run(self, batch: ScheduleBatch, plan: StepPlan, rows: list[int]) -> None:
@@ -90,7 +94,7 @@ class CatchUp:
         rows: see due_rows; at least one.
         """
         self.num_catch_ups += 1
-        tokens = self._missing.take([batch.reqs[row] for row in rows])
+        tokens = self._missing.take(_slots_of([batch.reqs[row] for row in rows]))
         with self._clock.measure(Phase.TRANSFER):
             on_device = to_device(np.array(rows), self._draft_worker.device)
         with self._time(len(rows), len(tokens.token_ids)):
@@ -108,7 +112,10 @@ class CatchUp:
             return
         self._max_missing += 1  # only runs of plain steps read it, which commit one token each
         self._missing.keep(
-            reqs, plan.cached_lens, result.next_token_ids, result.logits_output.hidden_states
+            _slots_of(reqs),
+            np.array(plan.cached_lens),
+            result.next_token_ids,
+            result.logits_output.hidden_states,
         )
 
     def ends_run(self, num_requests: int) -> bool:
@@ -117,8 +124,8 @@ class CatchUp:
 
     def forget(self, reqs: Sequence[Req]) -> None:
         """A prefill wrote all of the draft KV cache of these requests."""
-        for req in reqs:
-            self._missing.forget(req)
+        if self._draft_extend.catches_up:
+            self._missing.forget(_slots_of(reqs))
 
     def clear(self) -> None:
         """The KV caches are empty: every request that goes on is prefilled first."""
@@ -182,3 +189,8 @@ class CatchUp:
             "topk_index": topk_index,
             "hidden_states": output.hidden_states,
         }
+
+
+def _slots_of(reqs: Sequence[Req]) -> npt.NDArray[np.int64]:
+    """The rows of the requests in SGLang's table of tokens."""
+    return np.array([req.kv.req_pool_idx for req in reqs], np.int64)

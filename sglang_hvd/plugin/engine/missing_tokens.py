@@ -11,47 +11,32 @@ owner left in these slots. The hidden states kept are as many: 24 KB for each to
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sglang_hvd.plugin.device.host_transfer import to_device
 
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
+Ints = npt.NDArray[np.int64]
 
-
-@dataclass(slots=True, eq=False)
-class _OfRequest:
-    """What the draft KV cache lacks of one request.
-
-    token_ids: int64[num_tokens] each, the token after each position.
-    hidden_states: [num_tokens, hidden_size] each, the target's at these positions.
-    """
-
-    num_tokens: int = 0
-    token_ids: list[torch.Tensor] = field(default_factory=list)
-    hidden_states: list[torch.Tensor] = field(default_factory=list)
+_FIRST_ROOM = 64  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _Verified:
     """The last verification. How much of it was committed is not known yet.
 
-    reqs: weak references, since some requests may end before the next step. None: the request was
-        prefilled again in between.
-    cached_lens: tokens in the KV cache of each request before it.
+    slots: of its requests.
+    cached_lens: tokens in the KV cache of each request before it; -1: the request was prefilled
+        again in between.
     token_ids: int64[num_requests * width]; the committed ones at the front of each row.
     hidden_states: [num_requests * width, hidden_size]; rows as those of token_ids.
     """
 
-    reqs: list[weakref.ref[Req] | None]
-    cached_lens: list[int]
+    slots: Ints
+    cached_lens: Ints
     token_ids: torch.Tensor
     hidden_states: torch.Tensor
 
@@ -61,7 +46,8 @@ class TokensToWrite:
     """What some requests lack, one request after the other.
 
     lengths: tokens of each request, at least 1.
-    token_ids, hidden_states: those of _OfRequest, of all requests.
+    token_ids: int64[num_tokens], the token after each position.
+    hidden_states: [num_tokens, hidden_size], the target's at these positions.
     """
 
     lengths: list[int]
@@ -70,115 +56,153 @@ class TokensToWrite:
 
 
 class MissingTokens:
-    """Keeps what each request's draft KV cache lacks.
+    """Keeps what each request's draft KV cache lacks, in one array of tokens for all requests.
 
-    `keep` follows each verification; `settle` comes before the next.
+    `keep` follows each verification; `settle` comes before the next. Requests are known by their
+    slots: their rows in SGLang's table of tokens. A request that gets a slot is prefilled first.
 
-    in_runs: all requests of a batch catch up together, so that no request keeps what others lack.
+    max_tokens: the most tokens of all requests together that are missing, if their number stays
+        within DraftExtend.max_missing.
     """
 
-    _of_request: weakref.WeakKeyDictionary[Req, _OfRequest]
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self.clear()
 
-    def __init__(self, *, in_runs: bool = False) -> None:
-        self._split = torch.split if in_runs else _split
-        self._of_request = weakref.WeakKeyDictionary()
+    def clear(self) -> None:
+        """Forgets everything: every request that goes on is prefilled first."""
         self._verified: _Verified | None = None
+        self._num = np.zeros(0, np.int64)  # by slot
+        self._places = np.zeros((0, 0), np.int64)  # by slot: of its tokens, in order
+        self._free = np.zeros(0, np.int64)  # places that hold nothing
+        # By place.
+        self._token_ids: torch.Tensor | None = None
+        self._hidden_states: torch.Tensor | None = None
 
     def keep(
         self,
-        reqs: Sequence[Req],
-        cached_lens: Sequence[int],
+        slots: Ints,
+        cached_lens: Ints,
         token_ids: torch.Tensor,
         hidden_states: torch.Tensor,
     ) -> None:
         """Keeps a verification until `settle` says how much of it was committed.
 
         cached_lens: tokens in the KV cache of each request before it.
-        token_ids, hidden_states: one row for each slot; the committed ones at the front of each
-            request's slots.
+        token_ids, hidden_states: one row for each node; the committed ones at the front of each
+            request's nodes.
         """
+        self._reserve(slots)
         # Copies: another graph may write where they are.
         self._verified = _Verified(
-            [weakref.ref(req) for req in reqs],
-            list(cached_lens),
-            token_ids.clone(),
-            hidden_states.clone(),
+            slots, cached_lens.copy(), token_ids.clone(), hidden_states.clone()
         )
 
-    def settle(self, reqs: Sequence[Req], cached_lens: Sequence[int]) -> None:
+    def settle(self, slots: Ints, cached_lens: Ints) -> None:
         """Adds what was committed of the last verification to what is missing.
 
         cached_lens: tokens in the KV cache of each of these requests now. What is kept of other
             requests is dropped: if they come back, a prefill writes it.
         """
         verified, self._verified = self._verified, None
-        now = dict(zip(map(id, reqs), cached_lens, strict=True))
-        for req in [req for req in self._of_request if id(req) not in now]:
-            del self._of_request[req]
+        self._reserve(slots)
+        now = np.full(len(self._num), -1)
+        now[slots] = cached_lens
+        is_left = (self._num > 0) & (now < 0)
+        if is_left.any():
+            self._drop(np.flatnonzero(is_left))
         if verified is None:
             return
-        width = len(verified.token_ids) // len(verified.reqs)
-        found: list[tuple[Req, int]] = []
-        slots: list[range] = []
-        for row, (ref, before) in enumerate(zip(verified.reqs, verified.cached_lens, strict=True)):
-            req = None if ref is None else ref()
-            if req is None or id(req) not in now:
-                continue
-            num_new = now[id(req)] - before
-            if not 0 < num_new <= width:  # not what was verified: the drafter's tokens were wrong
-                self.forget(req)
-                continue
-            found.append((req, num_new))
-            slots.append(range(row * width, row * width + num_new))
-        if not found:
-            return
-        token_ids, hidden_states = verified.token_ids, verified.hidden_states
-        places = np.fromiter(itertools.chain.from_iterable(slots), np.int64)
-        if len(places) < len(token_ids):  # the other slots need not stay
-            on_device = to_device(places, token_ids.device.type)
-            token_ids, hidden_states = token_ids[on_device], hidden_states[on_device]
-        lengths = [num_new for _, num_new in found]
-        pieces = zip(
-            self._split(token_ids, lengths), self._split(hidden_states, lengths), strict=True
-        )
-        for (req, num_new), (token_ids, hidden_states) in zip(found, pieces, strict=True):
-            missing = self._of_request.setdefault(req, _OfRequest())
-            missing.num_tokens += num_new
-            missing.token_ids.append(token_ids)
-            missing.hidden_states.append(hidden_states)
+        width = len(verified.token_ids) // len(verified.slots)
+        after = now[verified.slots]
+        num_new = after - verified.cached_lens
+        is_right = (num_new > 0) & (num_new <= width)
+        is_known = np.minimum(after, verified.cached_lens) >= 0
+        rows = np.flatnonzero(is_known & is_right)
+        if len(rows) < len(after):  # some left, or were not what was verified
+            self._drop(verified.slots.compress(is_known & ~is_right))
+        if len(rows):
+            self._add(verified, rows, num_new[rows], rows * width)
 
-    def forget(self, req: Req) -> None:
-        """A prefill wrote all of the request's draft KV cache."""
-        self._of_request.pop(req, None)
+    def forget(self, slots: Ints) -> None:
+        """A prefill wrote all of the draft KV cache of these requests."""
+        self._reserve(slots)
+        self._drop(slots)
         if self._verified is not None:
-            verified = self._verified.reqs
-            for row, ref in enumerate(verified):
-                if ref is not None and ref() is req:
-                    verified[row] = None
+            self._verified.cached_lens[np.isin(self._verified.slots, slots)] = -1
 
-    def clear(self) -> None:
-        """Forgets everything: every request that goes on is prefilled first."""
-        self._of_request.clear()
-        self._verified = None
+    def num_of(self, slots: Ints) -> Ints:
+        """Tokens that the draft KV cache of each of these requests lacks; they were settled or
+        forgotten."""
+        return self._num[slots]
 
-    def num_of(self, req: Req) -> int:
-        """Tokens that the request's draft KV cache lacks."""
-        missing = self._of_request.get(req)
-        return 0 if missing is None else missing.num_tokens
-
-    def take(self, reqs: Sequence[Req]) -> TokensToWrite:
+    def take(self, slots: Ints) -> TokensToWrite:
         """What these requests lack, each something. It no longer counts as missing."""
-        missing = [self._of_request.pop(req) for req in reqs]
+        assert self._token_ids is not None
+        assert self._hidden_states is not None
+        lengths = self._num[slots].tolist()
+        places = self._drop(slots)
+        on_device = to_device(places, self._token_ids.device.type)
+        # Copies: the places are used again.
         return TokensToWrite(
-            [of_req.num_tokens for of_req in missing],
-            torch.cat([piece for of_req in missing for piece in of_req.token_ids]),
-            torch.cat([piece for of_req in missing for piece in of_req.hidden_states]),
+            lengths,
+            self._token_ids.index_select(0, on_device),
+            self._hidden_states.index_select(0, on_device),
         )
 
+    def _add(self, verified: _Verified, rows: Ints, lengths: Ints, starts: Ints) -> None:
+        """starts: first node of each of these rows of the verification."""
+        slots, num_new = verified.slots[rows], int(lengths.sum())
+        nodes, before = _ranges(starts, lengths), self._num[slots]
+        most, room_of_slot = int((before + lengths).max()), self._places.shape[1]
+        if most > room_of_slot:
+            more = max(2 * room_of_slot, most) - room_of_slot
+            self._places = np.pad(self._places, ((0, 0), (0, more)))
+        if len(self._free) < num_new:
+            self._grow(num_new, verified)
+        places, self._free = self._free[-num_new:], self._free[:-num_new]
+        self._places[slots.repeat(lengths), _ranges(before, lengths)] = places
+        self._num[slots] += lengths
+        assert self._token_ids is not None
+        assert self._hidden_states is not None
+        both = to_device(np.concatenate([places, nodes]), verified.token_ids.device.type)
+        to, of = both[:num_new], both[num_new:]
+        self._token_ids.index_copy_(0, to, verified.token_ids.index_select(0, of))
+        self._hidden_states.index_copy_(0, to, verified.hidden_states.index_select(0, of))
 
-def _split(values: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
-    """Each request's part in memory of its own: a view would keep that of the whole batch. On a GPU
-    this is one kernel, where copies would be one for each request."""
-    parts = [values.new_empty((num, *values.shape[1:])) for num in lengths]
-    torch.split_with_sizes_copy(values, lengths, out=parts)
-    return parts
+    def _drop(self, slots: Ints) -> Ints:
+        """These requests lack nothing any more. Returns the places of what they lacked, in order,
+        which are free now."""
+        num = self._num[slots]
+        places = self._places[slots.repeat(num), _ranges(np.zeros_like(num), num)]
+        self._num[slots] = 0
+        self._free = np.concatenate([self._free, places])
+        return places
+
+    def _reserve(self, slots: Ints) -> None:
+        """Makes the tables large enough for these slots."""
+        num, last = len(self._num), int(slots.max())
+        if last >= num:
+            more = max(2 * num, last + 1) - num
+            self._num = np.pad(self._num, (0, more))
+            self._places = np.pad(self._places, ((0, more), (0, 0)))
+
+    def _grow(self, num_new: int, like: _Verified) -> None:
+        """Makes room for so many more tokens. Until max_tokens the room doubles."""
+        room = 0 if self._token_ids is None else len(self._token_ids)
+        needed = room - len(self._free) + num_new
+        more = max(needed, min(max(2 * room, _FIRST_ROOM), self._max_tokens)) - room
+        self._free = np.concatenate([self._free, np.arange(room, room + more)])
+        self._token_ids = _longer(self._token_ids, like.token_ids, more)
+        self._hidden_states = _longer(self._hidden_states, like.hidden_states, more)
+
+
+def _longer(values: torch.Tensor | None, like: torch.Tensor, more: int) -> torch.Tensor:
+    added = like.new_empty((more, *like.shape[1:]))
+    return added if values is None else torch.cat([values, added])
+
+
+def _ranges(starts: Ints, lengths: Ints) -> Ints:
+    """The numbers from each start on, as many as its length, one range after the other."""
+    ends = lengths.cumsum()
+    return (starts - ends + lengths).repeat(lengths) + np.arange(lengths.sum())

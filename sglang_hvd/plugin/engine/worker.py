@@ -179,7 +179,13 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         launched = LaunchedSteps(
             drafter, held, figures, stream=stream, clock=clock, begins_gaps=stream is not None
         )
-        catch_up = CatchUp(draft_worker, draft_extend, costs=costs, clock=clock)
+        catch_up = CatchUp(
+            draft_worker,
+            draft_extend,
+            max_nodes=states.widths.max_nodes(target.max_running_requests),
+            costs=costs,
+            clock=clock,
+        )
 
         self._launch, self._states, self._verifies_trees = launch, states, verifies_trees
         self._drafter, self._costs, self._clock = drafter, costs, clock

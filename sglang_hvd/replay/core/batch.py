@@ -216,7 +216,7 @@ class BatchReplay:
         num_missing = [request.num_missing for request in running]
         is_ahead = self._is_ahead and not self._costs.ends_run(num_missing)
         if is_ahead:
-            self._is_ahead = not self._drafter.choose_launched(running, proposals)
+            self._is_ahead = not self._drafter.choose_launched(running)
             plans = single_plans(DraftPlans.plain(len(running)))
         else:
             plans = single_plans(self._drafter.choose(running, proposals))

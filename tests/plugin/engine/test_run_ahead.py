@@ -70,7 +70,7 @@ def test_a_step_waits_if_it_is_no_plain_decode_step(
 ) -> None:
     served, req = in_a_run()
     nothing: Any = None
-    catch_up = CatchUp(nothing, DraftExtend.AFTER_DRAFTS, costs=nothing, clock=nothing)
+    catch_up = CatchUp(nothing, DraftExtend.AFTER_DRAFTS, max_nodes=8, costs=nothing, clock=nothing)
     catch_up._max_missing = 1000 if catches_up else 0
     batch: Any = SimpleNamespace(
         reqs=[req],

@@ -98,7 +98,7 @@ class ServedRequests:
         widths = VerifyWidths(WIDTHS if allocates else WIDTHS[-1:], WIDTHS[-1])
         self.planner = StepPlanner(self.drafter, self.held, self.launched, widths)
         nothing: Any = None
-        self.catch_up = CatchUp(nothing, DraftExtend.NEVER, costs=nothing, clock=clock)
+        self.catch_up = CatchUp(nothing, DraftExtend.NEVER, max_nodes=8, costs=nothing, clock=clock)
         self.run_ahead = RunAhead(self.held, self.launched, self.catch_up)
         self.step: StepPlan | None = None
 
