@@ -37,7 +37,7 @@ struct AskedLimits {
     }
 };
 
-// What a rule knows of a request. origin: of its cache draft. acceptance: null if bare lengths are predicted.
+// What a rule knows of a request. acceptance: null if bare lengths are predicted.
 struct RuleInput {
     std::int32_t num_drafted;
     float score;
