@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.error
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,10 +111,9 @@ class _Batch:
         with ThreadPoolExecutor(len(self._prompts)) as pool:
             asking = pool.submit(self._ask, first, **asked)
             running = [asking, *(pool.submit(self._ask, prompt) for prompt in others)]
-            before = self._when(lambda hvd: hvd["num_requests"] == len(running))
+            before = self._when(running, lambda hvd: hvd["num_requests"] == len(running))
             enough = before.num_steps + self._steps
-            after = self._when(lambda hvd: hvd["steps"]["num_steps"] >= enough)
-            assert not any(each.done() for each in running), "a request ended while it was timed"
+            after = self._when(running, lambda hvd: hvd["steps"]["num_steps"] >= enough)
             self._server.post("/abort_request", {"abort_all": True})
             for each in running:
                 with contextlib.suppress(urllib.error.HTTPError):  # an aborted request may get one
@@ -134,10 +133,15 @@ class _Batch:
         body = {"text": text, "sampling_params": sampling, "custom_logit_processor": processor}
         self._server.post("/generate", body)
 
-    def _when(self, is_so: Callable[[dict[str, Any]], bool]) -> Measured:
-        """The totals so far, in seconds, once the server's figures say so."""
+    def _when(
+        self, running: Sequence[Future[None]], is_so: Callable[[dict[str, Any]], bool]
+    ) -> Measured:
+        """The totals so far, in seconds, once the server's figures say so. All requests still run
+        then: one that failed raises its error."""
         while not is_so(hvd := self._server.get("/server_info")["internal_states"][0]["hvd"]):
+            _require_running(running)
             time.sleep(_POLL_SECONDS)
+        _require_running(running)
         num_steps = hvd["steps"]["num_steps"]
         return Measured(
             num_steps,
@@ -202,6 +206,13 @@ def _row(cell: str, of: str, rounds: Sequence[Measured], bases: Sequence[Measure
         process_ratio_spread=float(np.ptp(np.quantile(process, [0.25, 0.75]))),
         host_ratio=float(np.median(ratios(lambda measured: measured.host))),
     )
+
+
+def _require_running(running: Sequence[Future[None]]) -> None:
+    for each in running:
+        if each.done():
+            each.result()
+            raise RuntimeError("a reply ended while its batch was timed: lower --steps")
 
 
 @contextlib.contextmanager

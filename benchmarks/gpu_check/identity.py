@@ -66,11 +66,13 @@ class Identity:
             return
         plain = self._plain_of(setup)
         with server_of(setup, policy, "identity", self._options) as server:
+            num_before = 0
             for concurrency in missing:
                 flush_cache(server.url)  # otherwise drafts would be copies of earlier replies
                 got = _generate_all(server, self._prompts, concurrency)
                 differences = _differences(plain, self._prompts, self._expected, got)
-                num_ahead = hvd_state(server)["num_steps_ahead"]  # so far
+                num_so_far = hvd_state(server)["num_steps_ahead"]
+                num_ahead, num_before = num_so_far - num_before, num_so_far
                 as_asked = num_ahead > 0 or not (setup.runs_ahead and policy == "allocate")
                 yield {
                     "setup": asdict(setup),
@@ -79,6 +81,7 @@ class Identity:
                     "num_prompts": len(self._prompts),  # no more can be served at once
                     "num_steps_ahead": num_ahead,
                     "differences": [asdict(difference) for difference in differences],
+                    "ran_ahead_as_asked": as_asked,
                     "passed": not differences and as_asked,
                 }
 

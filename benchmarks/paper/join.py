@@ -32,7 +32,7 @@ def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
 
     A data set of another revision, or with other prompts, is another data set. Figures are those of
     the report page: throughput and cycles of all data sets together, the geometric mean of the
-    speedups of those that all runs have of EAGLE3 too, medians over each run's rounds. A figure
+    speedups over EAGLE3 where a run has both in one round, medians over each run's rounds. A figure
     without a round is None.
 
     Raises ValueError if the runs are of different models or settings, or have nothing in common.

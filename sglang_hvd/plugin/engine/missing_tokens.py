@@ -6,7 +6,8 @@ for several requests, over committed tokens only.
 
 What a request lacks when it ends stays missing: at most MAX_POSTPONED_TOKENS and one verification.
 A later turn that finds its tokens in the prefix cache drafts a little worse, with what an earlier
-owner left in these slots. The hidden states kept are as many: 24 KB for each token of an 8B model.
+owner left in these slots. The room for hidden states grows to as many tokens and stays until all is
+forgotten: 24 KB for each token of an 8B model.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Verified:
     slots: of its requests.
     cached_lens: tokens in the KV cache of each request before it; -1: the request was prefilled
         again in between.
-    token_ids: int64[num_requests * width]; the committed ones at the front of each row.
+    token_ids: int[num_requests * width]; the committed ones at the front of each row.
     hidden_states: [num_requests * width, hidden_size]; rows as those of token_ids.
     """
 
@@ -46,7 +47,7 @@ class TokensToWrite:
     """What some requests lack, one request after the other.
 
     lengths: tokens of each request, at least 1.
-    token_ids: int64[num_tokens], the token after each position.
+    token_ids: int[num_tokens], the token after each position.
     hidden_states: [num_tokens, hidden_size], the target's at these positions.
     """
 

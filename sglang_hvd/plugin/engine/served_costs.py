@@ -96,7 +96,8 @@ class ServedCosts:
         """Works out what steps of so many requests cost, so that the next one finds it done. That
         takes 140 us for each number of requests that a new table has not seen."""
         if self._allocator is not None:
-            self._allocator.costs_of(num_requests)
+            with self._clock.measure(Phase.COSTS):
+                self._allocator.costs_of(num_requests)
 
     def interrupt(self) -> None:
         """A prefill, or nothing to do: the next decode step does not follow on the last."""

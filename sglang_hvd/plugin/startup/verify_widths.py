@@ -73,8 +73,8 @@ def verify_widths(
 def check_run_ahead(
     config: HvdConfig, cfg: Any, widths: Sequence[int], *, plans_wait: bool = False
 ) -> None:
-    """The one rule of whether steps of a server can run ahead (engine/run_ahead.py). A server that
-    starts with run_ahead does so.
+    """Checks that steps of a server can run ahead (engine/run_ahead.py) if the settings ask for it.
+    Nothing else decides that: a server that starts with run_ahead does so.
 
     cfg: SGLang's resolved arguments. Without overlap scheduling SGLang reads the tokens of each
         step before it launches the next.
