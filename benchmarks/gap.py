@@ -40,6 +40,9 @@ from sglang_hvd.demo.server import CPU_FLAGS, SglangServer, demo_environment, fl
 from sglang_hvd.replay.training.tables import markdown_table
 from sglang_hvd.step_clock import Phase, Stage, StepClock
 
+# Tokens of a prompt, and KV slots that a request reserves for drafts, at most.
+_PROMPT_AND_DRAFTS = 480
+
 SAMPLING: Mapping[str, Mapping[str, float]] = {
     "text": {"temperature": 0},
     "noise": {"temperature": 100.0},
@@ -186,6 +189,13 @@ def _figures(server: SglangServer) -> dict[str, float] | None:
     return {"num_steps": num_steps, "num_gaps": num_gaps, "host": host, **stages}
 
 
+def room_flags(num_requests: int, max_tokens: int) -> list[str]:
+    """Flags of a server that decodes so many of the demo's questions at once, with replies of so
+    many tokens."""
+    num_tokens = num_requests * (max_tokens + _PROMPT_AND_DRAFTS)
+    return ["--max-running-requests", str(num_requests), "--max-total-tokens", str(num_tokens)]
+
+
 def row_of(text: str, num: int, mode: str, code: str, rounds: Sequence[Measured]) -> Row:
     """Medians over the rounds. num: requests of the batch."""
     steps = [of.step for of in rounds if of.step is not None]
@@ -218,8 +228,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 @contextlib.contextmanager
 def _servers(options: argparse.Namespace) -> Iterator[list[_Server]]:
-    models, largest = demo_models(), max(options.requests)
-    room = ["--max-running-requests", str(largest), "--max-total-tokens", str(largest * 640)]
+    models, room = demo_models(), room_flags(max(options.requests), options.max_tokens)
     codes: dict[str, Path | None] = {"here": None}
     if options.against is not None:
         codes[options.against.name] = options.against

@@ -28,6 +28,7 @@ from sglang.srt.sampling.custom_logit_processor import Qwen3ThinkingBudgetLogitP
 
 from benchmarks.checkout import add_against, launch_of
 from benchmarks.command import parser_of, run, write_rows
+from benchmarks.gap import room_flags
 from sglang_hvd.commands.arguments import add_json, count
 from sglang_hvd.demo.corpus.session import FAMILIES
 from sglang_hvd.demo.corpus.sessions import demo_sessions
@@ -212,7 +213,7 @@ def _require_running(running: Sequence[Future[None]]) -> None:
     for each in running:
         if each.done():
             each.result()
-            raise RuntimeError("a reply ended while its batch was timed: lower --steps")
+            raise ValueError("a reply ended while its batch was timed: lower --steps")
 
 
 @contextlib.contextmanager
@@ -221,8 +222,7 @@ def _batch(checkout: Path | None, options: argparse.Namespace) -> Iterator[_Batc
 
     flags = [
         *(*CPU_FLAGS, *server_flags(options.policy, demo_models())),
-        *("--max-running-requests", str(options.requests), "--enable-custom-logit-processor"),
-        *("--max-total-tokens", str(options.requests * 1024)),
+        *(*room_flags(options.requests, _MAX_TOKENS), "--enable-custom-logit-processor"),
     ]
     with tempfile.TemporaryDirectory() as folder:
         server = SglangServer(

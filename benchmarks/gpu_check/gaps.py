@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.gap import SAMPLING, measured, prompts_of, row_of
+from benchmarks.gap import SAMPLING, measured, prompts_of, room_flags, row_of
 from benchmarks.gpu_check.parts import Row, Unit
 from benchmarks.gpu_check.setup import Setup, server_of, setups_of
 from benchmarks.trace_serving.gpu_use import GpuUse, profiled
@@ -20,6 +20,7 @@ from sglang_hvd.demo.server import SglangServer, flush_cache
 _OTHERS: tuple[Mode, ...] = ("plain", "eagle3")
 _ROUNDS = 3
 _PROFILED_STEPS = 20
+_PROFILED_TOKENS = 20 * _PROFILED_STEPS  # a step commits several tokens
 
 
 def gap_units(options: argparse.Namespace) -> Sequence[Unit]:
@@ -45,8 +46,7 @@ def _rows(
     cells = [cell for cell in cells if cell not in known]
     if not cells:
         return
-    largest = max(options.concurrency)
-    more = ["--max-running-requests", str(largest), "--max-total-tokens", str(largest * 640)]
+    more = room_flags(max(options.concurrency), max(options.gap_tokens, _PROFILED_TOKENS))
     if mode in HVD_MODES:
         more += ["--hvd-report-cycles", "false"]
     with server_of(setup, mode, "gap", options, more) as server:
@@ -65,9 +65,7 @@ def _gpu_use(server: SglangServer, text: str, num: int, options: argparse.Namesp
     if the profile fails."""
     if options.device == "cpu":
         return None
-    # A step commits several tokens, and the profile needs so many steps.
-    length = 20 * _PROFILED_STEPS
-    sampling = {**SAMPLING[text], "max_new_tokens": length, "ignore_eos": True}
+    sampling = {**SAMPLING[text], "max_new_tokens": _PROFILED_TOKENS, "ignore_eos": True}
     bodies = [{"text": prompt, "sampling_params": sampling} for prompt in prompts_of(num)]
     flush_cache(server.url)
     with tempfile.TemporaryDirectory() as folder:

@@ -56,7 +56,9 @@ def side_by_side(results: Sequence[Result]) -> list[dict[str, object]]:
         for mode in results[0].modes:
             names = _data_sets(runs, mode.name, load)
             compared = [name for name in names if name in of_base]
-            for machine, run in zip(machines, runs, strict=True) if names else ():
+            if not names:
+                continue
+            for machine, run in zip(machines, runs, strict=True):
                 totals = run.totals(mode.name, names, load)
                 found = {} if isinstance(totals, Missing) else totals
                 speeds = {number: one.throughput for number, one in found.items()}

@@ -141,10 +141,7 @@ public:
                              nodes.row(1).data(),
                              room};
         const nb::gil_scoped_release release;
-        std::optional<StepPrices> prices;
-        if (costs != nullptr) prices.emplace(*costs, context, next_waits);
-        const ChosenShape found =
-            core_.choose(slots, asked, arrays_->arrays, prices ? &*prices : nullptr, out);
+        const ChosenShape found = core_.choose(slots, asked, arrays_->arrays, {costs, context, next_waits}, out);
         return {found.drafter, found.num_steps, found.max_host};
     }
 
@@ -154,7 +151,7 @@ public:
         require(core_.is_by_costs(), "only policy allocate decides by costs");
         require_costs(costs, slots.size());
         const nb::gil_scoped_release release;
-        return core_.wants_drafts(slots, asked, arrays_->arrays, {costs, context});
+        return core_.wants_drafts(slots, asked, arrays_->arrays, {&costs, context});
     }
 
     bool are_planned(Ints of_cache) const {

@@ -20,15 +20,13 @@ import numpy.typing as npt
 from sglang_hvd._native import Calibration
 from sglang_hvd.payoff.features import MAX_DRAFT_LEN
 from sglang_hvd.payoff.predictor import Prediction
-from sglang_hvd.types import MATCH_COLUMNS, DraftBatch, MatchOrigin, TokenIds
+from sglang_hvd.types import DraftBatch, MatchOrigin, TokenIds
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
 # Names by MatchOrigin.
 ORIGINS = tuple(origin.name.lower() for origin in MatchOrigin)
-
-_ORIGIN = MATCH_COLUMNS.index("origin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +107,6 @@ class OnlineCalibration:
 
     def __init__(self, threshold: float) -> None:
         self.native = Calibration(min(max(1, math.ceil(threshold)), MAX_DRAFT_LEN))
-
-    @property
-    def has_fallback(self) -> bool:
-        """Whether the predictions for some origin are ignored."""
-        return any(self.native.are_fallback())
-
-    def is_fallback(self, drafts: DraftBatch, num_drafts: int) -> list[bool]:
-        """For each of the first num_drafts drafts, whether its prediction is ignored."""
-        are_fallback = np.array(self.native.are_fallback())
-        has_draft = drafts.num_nodes[:num_drafts] > 0
-        origins = np.where(has_draft, drafts.matches[:num_drafts, _ORIGIN], 0).astype(np.intp)
-        of_drafts: list[bool] = are_fallback[origins].tolist()
-        return of_drafts
 
     def correct(self, slots: Int32, drafts: DraftBatch, prediction: Prediction) -> Prediction:
         """Returns the corrected prediction, and keeps it until the cycle is observed.

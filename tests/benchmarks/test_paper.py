@@ -679,7 +679,7 @@ def test_mistakes_are_one_line(
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert told in line
-    assert not any(tmp_path.iterdir()), "a mistake leaves nothing behind"
+    assert not any(tmp_path.iterdir()), "a mistake leaves no file"
 
 
 def test_a_complete_file_has_the_schema_of_the_report(tmp_path: Path) -> None:

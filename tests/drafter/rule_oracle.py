@@ -9,13 +9,14 @@ from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import ChainPrediction, Proposals
 from sglang_hvd.drafter.request import BatchLimits
 from sglang_hvd.drafter.sources import CacheSource
-from sglang_hvd.types import SCORE, SOURCES, DraftBatch, DraftPlans
+from sglang_hvd.types import MATCH_COLUMNS, SCORE, SOURCES, DraftBatch, DraftPlans
 
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 
 _MODEL = SOURCES.bit_of("model")
+_ORIGIN = MATCH_COLUMNS.index("origin")
 assert SOURCES.bit_of("cache") == 1, "RuleOracle takes True for the set of the cache"
 
 
@@ -36,9 +37,13 @@ def max_branches(limits: BatchLimits, limit: int) -> Int32:
 def fallbacks(cache: CacheSource, drafts: DraftBatch, num_requests: int) -> list[bool] | None:
     """Whether the predictor is so wrong that it is ignored, for each cache draft; None if it is
     used for all."""
-    if cache.calibration is None or not cache.calibration.has_fallback:
+    are_fallback = [] if cache.calibration is None else cache.calibration.native.are_fallback()
+    if not any(are_fallback):
         return None
-    return cache.calibration.is_fallback(drafts, num_requests)
+    origins = drafts.matches[:num_requests, _ORIGIN].astype(np.intp)
+    has_draft = drafts.num_nodes[:num_requests] > 0
+    found: list[bool] = np.array(are_fallback)[np.where(has_draft, origins, 0)].tolist()
+    return found
 
 
 class RuleOracle:

@@ -462,4 +462,5 @@ def _session_of(server: Any, turns: Sequence[int]) -> list[Any]:
 def _next_turn(server: Any, session: dict[str, str], num_tokens: int) -> Any:
     """Continue the session by so many tokens, and return an answer of one token."""
     body = {"session_params": session, "input_ids": [20 + i % 7 for i in range(num_tokens)]}
-    return server.process.post("/generate", {**body, "sampling_params": {"max_new_tokens": 1}})
+    params = {"max_new_tokens": 1, "temperature": 0.0}
+    return server.process.post("/generate", {**body, "sampling_params": params})

@@ -165,14 +165,14 @@ void run(std::uint32_t seed) {
         std::vector<std::uint8_t> host_sources(n);
         const std::unique_ptr<bool[]> are_trees(new bool[n]());
         const BatchCosts costs = costs_of(n, random);
-        const StepPrices prices{costs, 1.0, random() % 2 == 0};
+        const StepPrices prices{rule ? nullptr : &costs, 1.0, random() % 2 == 0};
         if (!rule && random() % 6 == 0) {
             core.wants_drafts(slots, asked, arrays, prices);
         } else {
             const StepChoice choice{{num_host, num_model, sizes, predicted}, chain_lens,   chain_predicted,
                                     {are_trees.get(), n},                    host_sources, tokens.data(),
                                     parents.data(),                          width};
-            const auto found = core.choose(slots, asked, arrays, rule ? nullptr : &prices, choice);
+            const auto found = core.choose(slots, asked, arrays, prices, choice);
             for (std::size_t i = 0; i < n; ++i) {
                 const auto num = static_cast<std::size_t>(num_host[i]);
                 require_true(num_host[i] <= found.max_host, "a draft is longer than the longest");

@@ -339,9 +339,9 @@ def test_the_fallback_starts_where_twice_or_half_of_the_prediction_is_accepted(
             assert cycle > 100  # not before a hundred drafts
             break
     is_off = not 0.5 <= factor <= 2
-    assert calibration.has_fallback == is_off
+    assert any(calibration.native.are_fallback()) == is_off
     assert [f.is_fallback for f in calibration.figures().values()] == [False, False, is_off]
-    assert calibration.is_fallback(drafts.batch, 1) == [is_off]
+    assert calibration.native.are_fallback()[SHARED] == is_off
     if is_off:
         [change] = changes
         assert (change.origin, change.is_fallback) == ("shared", True)
@@ -359,7 +359,7 @@ def test_chance_does_not_start_the_fallback() -> None:
         for num in (random.random(400) < 0.08) * random.geometric(1 / 2.5, size=400):
             calibration.correct(slots, drafts.batch, lengths)
             observe(calibration, slots, drafts, [[RIGHT] * num + [WRONG]], [int(num)])
-        assert not calibration.has_fallback
+        assert not any(calibration.native.are_fallback())
 
 
 def test_the_fallback_ends_when_the_figures_are_right_again() -> None:
@@ -378,7 +378,7 @@ def test_the_fallback_ends_when_the_figures_are_right_again() -> None:
     off = serve(calibration, 2000, as_predicted, verifies=all_of_them)
     assert [change.origin for change in off if not change.is_fallback] == [c.origin for c in off]
     assert {change.origin for change in off} == set(ORIGINS)
-    assert not calibration.has_fallback
+    assert not any(calibration.native.are_fallback())
 
 
 def test_a_predictor_that_stays_wrong_stays_in_fallback() -> None:
@@ -388,7 +388,7 @@ def test_a_predictor_that_stays_wrong_stays_in_fallback() -> None:
         return sigmoid(logit(drafts.hazards) - 3)
 
     serve(calibration, 400, far_off)
-    assert calibration.has_fallback
+    assert any(calibration.native.are_fallback())
     changes = serve(calibration, 2000, far_off, verifies=lambda p: p.accepted_lens >= 2)
     assert not any(not change.is_fallback for change in changes)
 
@@ -396,14 +396,14 @@ def test_a_predictor_that_stays_wrong_stays_in_fallback() -> None:
 def test_a_predictor_of_which_nothing_is_verified_any_more_is_put_to_the_test_again() -> None:
     calibration = OnlineCalibration(THRESHOLD)
     serve(calibration, 400, lambda drafts: sigmoid(logit(drafts.hazards) - 3))
-    assert calibration.has_fallback
+    assert any(calibration.native.are_fallback())
 
     def nothing(prediction: Prediction) -> npt.NDArray[np.bool_]:
         return np.zeros(len(prediction.accepted_lens), np.bool_)
 
     changes = serve(calibration, 4000, as_predicted, verifies=nothing)
     assert {change.is_fallback for change in changes} == {False}
-    assert not calibration.has_fallback
+    assert not any(calibration.native.are_fallback())
 
 
 def test_each_trial_that_fails_makes_the_next_wait_twice_as_long() -> None:

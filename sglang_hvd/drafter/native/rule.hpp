@@ -31,7 +31,8 @@ struct AskedLimits {
     std::int32_t max_chain(std::size_t i, std::int32_t limit) const {
         return is_fixed(i) && !take_cache[i] ? 0 : std::min(limit, max_of(i));
     }
-    // Likewise the nodes of a draft that may branch. Policy cache verifies chains.
+    // Nodes of a draft that may branch, where they are `limit` for requests without limits. A request whose sources
+    // are fixed verifies chains.
     std::int32_t max_branch(std::size_t i, std::int32_t limit) const {
         return is_fixed(i) ? 0 : std::min(limit, max_of(i));
     }

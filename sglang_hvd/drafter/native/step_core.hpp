@@ -83,9 +83,10 @@ struct ChosenShape {
     std::int32_t num_steps = 0, max_host = 0;
 };
 
-// The costs of a step. context: milliseconds for 1,000 tokens in the KV caches. next_waits: see StepAllocator.
+// The costs of a step. of_batch: null under policies by rule. context: milliseconds for 1,000 tokens in the KV caches.
+// next_waits: see StepAllocator.
 struct StepPrices {
-    const BatchCosts& of_batch;
+    const BatchCosts* of_batch = nullptr;
     double context = 0;
     bool next_waits = false;
 };
@@ -198,10 +199,10 @@ public:
         return {seconds(began, proposed), seconds(proposed, described), seconds(described, Clock::now())};
     }
 
-    // The policy decides what each request verifies, and its cycle begins. prices: null under policies by rule.
+    // The policy decides what each request verifies, and its cycle begins.
     ChosenShape choose(const StepSlots& slots, const AskedLimits& asked, const StepArrays& arrays,
-                       const StepPrices* prices, const StepChoice& out) {
-        return is_by_costs() ? by_costs(slots, asked, arrays, *prices, out) : by_rule(slots, asked, arrays, out);
+                       const StepPrices& prices, const StepChoice& out) {
+        return is_by_costs() ? by_costs(slots, asked, arrays, prices, out) : by_rule(slots, asked, arrays, out);
     }
 
     // In place of choose for a step that was launched without drafts; see StepAllocator. By costs only.
@@ -399,7 +400,7 @@ private:
     BatchCosts with_context(const StepSlots& slots, const StepPrices& prices) const {
         std::int64_t num_tokens = 0;
         for (const auto slot : slots.of_cache) num_tokens += of(slot).num_tokens;
-        return prices.of_batch.with_context(prices.context * static_cast<double>(num_tokens) / 1000);
+        return prices.of_batch->with_context(prices.context * static_cast<double>(num_tokens) / 1000);
     }
 
     std::vector<FallbackChange> observe(const StepSlots& slots, std::span<const bool> teaches,
