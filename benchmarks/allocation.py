@@ -30,6 +30,7 @@ from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor, TokenClasses
+from sglang_hvd.plugin.device.host_transfer import all_to_device
 from sglang_hvd.plugin.engine.missing_tokens import MissingTokens
 from sglang_hvd.replay.core.replayed import num_agreeing, outcome_of
 from sglang_hvd.replay.core.single_cycles import single_plans
@@ -119,8 +120,10 @@ def _postpone(num_requests: int) -> Callable[[], object]:
 
     def step() -> None:
         missing.keep(slots, cached_lens, token_ids, hidden_states)
-        missing.settle(slots, cached_lens + num_new)
-        missing.take(slots)
+        settled = missing.settle(slots, cached_lens + num_new)
+        sent = all_to_device({"settled": settled, "taken": missing.take(slots)}, "cpu")
+        missing.move(sent["settled"])
+        missing.read(sent["taken"])
 
     return step
 

@@ -5,12 +5,15 @@
 
 The models are the demo's, so small that a step is nearly all host. Each mode is a server of its
 own, and all servers take turns. A batch of so many requests is sent at once. Texts are the demo's
-questions, decoded greedily; or noise, sampled at a temperature at which hardly a draft is right.
+questions, decoded greedily (text); one of them, decoded greedily by all requests (same); or noise,
+sampled at a temperature at which hardly a draft is right. On a CPU SGLang's EAGLE3 and NGRAM do not
+sample: they decode noise greedily.
 
-The time of a step is compared for noise only. There all requests run to the end in every mode, and
-each step gives each of them about one token. The time of the same batch with replies of one token,
-its prefill, is subtracted. With the demo's questions the requests end one after the other, so most
-steps have fewer requests, in each mode others.
+The time of a step is compared where all requests run to the end: for `same`, where modes with the
+same drafter take the same steps, and for noise, where each step gives each request about one token.
+The time of the same batch with replies of one token, its prefill, is subtracted. With the demo's
+questions the requests end one after the other, so most steps have fewer requests, in each mode
+others.
 
 The stages of the gap and the host time are those of `/server_info`, which modes without HVD lack:
 means over all steps of a batch.
@@ -45,6 +48,7 @@ _PROMPT_AND_DRAFTS = 480
 
 SAMPLING: Mapping[str, Mapping[str, float]] = {
     "text": {"temperature": 0},
+    "same": {"temperature": 0},
     "noise": {"temperature": 100.0},
 }
 
@@ -148,13 +152,14 @@ def step_us(text: str, seconds: float, num_cycles: Sequence[int]) -> float | Non
 
     seconds: of all decode steps. num_cycles: decode steps of each request.
     """
-    return 1e6 * seconds / max(num_cycles) if text == "noise" else None
+    return None if text == "text" else 1e6 * seconds / max(num_cycles)
 
 
 def _run(server: SglangServer, text: str, num: int, max_tokens: int) -> tuple[float, list[int]]:
     """Seconds of a batch, and the decode steps of each request."""
     sampling = {**SAMPLING[text], "max_new_tokens": max_tokens, "ignore_eos": True}
-    body = {"text": prompts_of(num), "sampling_params": sampling}
+    prompts = prompts_of(1) * num if text == "same" else prompts_of(num)
+    body = {"text": prompts, "sampling_params": sampling}
     began = time.perf_counter()
     answers = server.post("/generate", body)
     seconds = time.perf_counter() - began

@@ -19,7 +19,7 @@ class Phase(enum.Enum):
     FEATURES = "features"
     PREDICT = "predict"
     ALLOCATE = "allocate"  # decides what each request verifies
-    BUILD = "build"  # lays the drafts out as verify trees
+    BUILD = "build"  # lays the drafts out as verify trees, and looks who catches up
     COSTS = "costs"  # learns what steps cost
     TRANSFER = "transfer"  # starts the copies between host and device
 

@@ -355,15 +355,10 @@ class DraftPlans:
         return int(self.model_steps.max(initial=0))
 
     @property
-    def source_sets(self) -> npt.NDArray[np.uint8]:
-        """The set of the sources whose drafts each request verifies: uint8[num_requests]."""
-        of_device = (self.num_model_nodes > 0) * np.uint8(self.drafter)
-        return self.host_sources | of_device
-
-    @property
     def sources(self) -> list[str]:
-        """The labels of these sets: list[num_requests]."""
-        return [self.table.labels[of_request] for of_request in self.source_sets.tolist()]
+        """The label of the set of sources whose drafts each request verifies."""
+        of_device = (self.num_model_nodes > 0) * np.uint8(self.drafter)
+        return [self.table.labels[of_set] for of_set in (self.host_sources | of_device).tolist()]
 
     @property
     def num_nodes(self) -> npt.NDArray[np.int32]:

@@ -399,7 +399,14 @@ class HybridDrafter:
 
     def stats(self, rid: Hashable) -> RequestStats:
         """The counts of an active request so far. Raises KeyError for any other."""
-        cycles, accepted, num_target_tokens = self._core.counts(self._request(rid).of_cache)
+        return self._stats_of(self._request(rid).of_cache)
+
+    def stats_of_all(self) -> RequestStats:
+        """The counts of all requests so far, ended ones included."""
+        return self._stats_of(None)
+
+    def _stats_of(self, slot: int | None) -> RequestStats:
+        cycles, accepted, num_target_tokens = self._core.counts(slot)
         labels = self._labels
         return RequestStats(
             {label: num for label, num in zip(labels, cycles, strict=True) if num},

@@ -99,9 +99,11 @@ public:
         require_started({&slot, 1});
         return core_.num_tokens(slot);
     }
-    std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::int64_t> counts(std::int32_t slot) const {
-        require_started({&slot, 1});
-        const CycleCounts& found = core_.counts(slot);
+    // Of a request; absent: of all so far.
+    std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::int64_t> counts(
+        std::optional<std::int32_t> slot) const {
+        if (slot) require_started({&*slot, 1});
+        const CycleCounts& found = slot ? core_.counts(*slot) : core_.counts_of_all();
         return {found.num_cycles, found.num_accepted, found.num_target_tokens};
     }
 
@@ -234,7 +236,7 @@ void bind_drafter(nb::module_& m) {
         .def("start", &BoundCore::start)
         .def("extend", &BoundCore::extend)
         .def("num_tokens", &BoundCore::num_tokens)
-        .def("counts", &BoundCore::counts)
+        .def("counts", &BoundCore::counts, "slot"_a.none())
         .def("propose", &BoundCore::propose, "of_cache"_a, "of_rest"_a, "limits"_a.none(), "max_chain"_a,
              "max_branch"_a.none())
         .def("choose", &BoundCore::choose, "of_cache"_a, "of_rest"_a, "limits"_a.none(), "costs"_a.none(),

@@ -24,6 +24,7 @@ def test_a_mode_without_figures_has_a_time_of_its_steps_only() -> None:
 
 def test_steps_are_compared_where_all_requests_run_to_the_end() -> None:
     assert step_us("noise", 0.3, [149, 150]) == pytest.approx(2000)
+    assert step_us("same", 0.3, [150, 150]) == pytest.approx(2000)
     assert step_us("text", 0.3, [20, 150]) is None
 
 
@@ -44,7 +45,7 @@ def test_every_mode_is_measured(tmp_path: Path) -> None:
     assert main([*small, "--modes", "plain,ngram,allocate", "--json", str(rows)]) == 0
     found = {(row["text"], row["mode"]): row for row in json.loads(rows.read_text())}
     modes = "plain", "ngram", "allocate"
-    assert found.keys() == {(text, mode) for text in ("text", "noise") for mode in modes}
+    assert found.keys() == {(text, mode) for text in ("text", "same", "noise") for mode in modes}
     assert all(found["noise", mode]["step_us"] > 0 for mode in modes)
     assert all(found["text", mode]["step_us"] is None for mode in modes)
     assert found["text", "allocate"]["gap_us"] > 0

@@ -6,7 +6,7 @@ engine that has such calls is listed with them, how many there are, and why they
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,19 +27,22 @@ ON_HOST = "tensors that SGLang or HVD keeps on the host"
 AT_START = "before the server serves"
 BY_REQUEST = "of a request that asks for it, when it starts or ends, or in its own logit processor"
 FOR_WIDE = "trees of more nodes than the kernels hold, as host_layout.py says"
+BY_PROCESSOR = "what a custom logit processor is given and gives, in steps with one"
+BY_PENALTIES = "the penalties and the outputs, in steps with penalties"
 THE_ONE = "the one wait of a step: the tokens of the step before it"
 
 # The reason, and how often each call is in the function. A mask that has a name is not told apart
 # from another index.
 WRITTEN_DOWN: dict[str, tuple[str, dict[str, int]]] = {
     "device/host_transfer.py:HostCopy.wait": (THE_ONE, {"numpy": 1, "synchronize": 1}),
+    "device/host_transfer.py:all_to_device": (ON_HOST, {"numpy": 1}),
     "device/flashinfer_plans.py:PlanFence.wait": (
         "FlashInfer's plan, whose buffer is used again",
         {"synchronize": 1},
     ),
     "device/flashinfer_plans.py:warm_up": (AT_START, {"tensor": 1}),
+    "engine/catch_up.py:CatchUp._due": (IS_NUMPY, {"tolist": 1}),
     "engine/catch_up.py:CatchUp._extend": (ON_HOST, {"tensor": 1}),
-    "engine/missing_tokens.py:MissingTokens.take": (IS_NUMPY, {"tolist": 1}),
     "engine/cost_profile.py:CostProfile._batch": (AT_START, {"cpu": 1}),
     "engine/cost_profile.py:CostProfile._ms": (AT_START, {"synchronize": 1}),
     "engine/cost_profile.py:CostProfile._verify": (AT_START, {"cpu": 1}),
@@ -50,12 +53,31 @@ WRITTEN_DOWN: dict[str, tuple[str, dict[str, int]]] = {
     "requests/launched_steps.py:LaunchedSteps._commit_prefill": (IS_NUMPY, {"tolist": 1}),
     "requests/launched_steps.py:LaunchedSteps._commit_cycles": (IS_NUMPY, {"tolist": 2}),
     "requests/launched_steps.py:LaunchedSteps._report": (IS_NUMPY, {"tolist": 1}),
-    "requests/served_figures.py:_by_label": (IS_NUMPY, {"tolist": 1}),
     "sampling/processors.py:process_nodes": (BY_REQUEST, {"cpu": 1, "numpy": 1, "tolist": 1}),
     "sampling/processors.py:_views": (BY_REQUEST, {"tolist": 2}),
     "trees/host_layout.py:lay_out_drafts": (ON_HOST, {"numpy": 12}),
     "trees/host_layout.py:merge": (FOR_WIDE, {"cpu": 9}),
     "trees/host_layout.py:lay_out": (FOR_WIDE, {"cpu": 4}),
+}
+
+# Functions that copy between host and device, and how often.
+_COPYING = {"to_device", "all_to_device", "HostCopy"}
+COPIES: dict[str, tuple[str, dict[str, int]]] = {
+    "engine/worker.py:HvdWorker._decode": (
+        "the one copy to the device",
+        {"all_to_device": 1},
+    ),
+    "requests/launched_steps.py:LaunchedSteps.record_verify": (
+        "the one copy to the host",
+        {"HostCopy": 1},
+    ),
+    "requests/launched_steps.py:LaunchedSteps.record_prefill": ("of a prefill", {"HostCopy": 1}),
+    "sampling/node_sampler.py:NodeSampler.penalise_prefill": ("of a prefill", {"to_device": 1}),
+    "sampling/node_sampler.py:NodeSampler.sample": (BY_PROCESSOR, {"to_device": 1}),
+    "sampling/processors.py:process_nodes": (BY_PROCESSOR, {"to_device": 2}),
+    "sampling/penalties.py:penalty_tensors": (BY_PENALTIES, {"to_device": 1}),
+    "sampling/penalties.py:_OutputTokens.of": (BY_PENALTIES, {"to_device": 1}),
+    "sampling/penalties.py:_forbid_ends": (BY_PENALTIES, {"to_device": 1}),
 }
 
 
@@ -87,18 +109,33 @@ def waits(function: ast.AST) -> Counter[str]:
     return found
 
 
-def found() -> dict[str, Counter[str]]:
+def copies(function: ast.AST) -> Counter[str]:
+    """The calls that copy between host and device, and how many of each."""
+    return Counter(
+        node.func.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in _COPYING
+    )
+
+
+def found(calls_of: Callable[[ast.AST], Counter[str]]) -> dict[str, Counter[str]]:
     return {
         f"{path.relative_to(PLUGIN)}:{name}": calls
         for room in ROOMS
         for path in (PLUGIN / room).rglob("*.py")
         for name, function in functions(ast.parse(path.read_text()).body)
-        if (calls := waits(function))
+        if (calls := calls_of(function))
     }
 
 
 def test_each_call_that_may_wait_is_written_down() -> None:
-    assert found() == {name: Counter(calls) for name, (_, calls) in WRITTEN_DOWN.items()}
+    assert found(waits) == {name: Counter(calls) for name, (_, calls) in WRITTEN_DOWN.items()}
+
+
+def test_a_step_has_one_copy_each_way_but_for_what_requests_ask() -> None:
+    assert found(copies) == {name: Counter(calls) for name, (_, calls) in COPIES.items()}
 
 
 @pytest.mark.parametrize(

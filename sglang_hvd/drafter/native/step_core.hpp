@@ -102,10 +102,22 @@ struct Committed {
     }
 };
 
-// Counts of a request; cycles and accepted drafts by set of sources.
+// Counts of one request, or of all; cycles and accepted drafts by set of sources.
 struct CycleCounts {
     std::vector<std::int64_t> num_cycles, num_accepted;
     std::int64_t num_target_tokens = 0;
+
+    static CycleCounts of(std::size_t num_sets) {
+        const std::vector<std::int64_t> none(num_sets, 0);
+        return {none, none};
+    }
+
+    // A cycle that committed so many tokens, accepted drafts included.
+    void add(std::size_t sources, std::int32_t accepted, std::int32_t num_tokens) {
+        ++num_cycles[sources];
+        num_accepted[sources] += accepted;
+        num_target_tokens += num_tokens - accepted;
+    }
 };
 
 class StepCore {
@@ -124,6 +136,7 @@ public:
           allocator_(allocator),
           rule_(std::move(rule)),
           num_sets_(num_sets),
+          of_all_(CycleCounts::of(num_sets)),
           cache_bit_(cache_bit),
           asks_votes_(asks_votes) {
         if ((allocator_ == nullptr) != rule_.has_value())
@@ -142,14 +155,15 @@ public:
         Request& request = at_slot(requests_, slot);
         request = {};
         request.num_tokens = num_tokens;
-        request.counts.num_cycles.assign(num_sets_, 0);
-        request.counts.num_accepted.assign(num_sets_, 0);
+        request.counts = CycleCounts::of(num_sets_);
     }
 
     // Tokens committed outside of a cycle.
     void extend(std::int32_t slot, std::int64_t num_tokens, bool counts) {
         of(slot).num_tokens += num_tokens;
-        if (counts) of(slot).counts.num_target_tokens += num_tokens;
+        if (!counts) return;
+        of(slot).counts.num_target_tokens += num_tokens;
+        of_all_.num_target_tokens += num_tokens;
     }
 
     bool is_by_costs() const { return allocator_ != nullptr; }
@@ -173,6 +187,7 @@ public:
 
     std::int64_t num_tokens(std::int32_t slot) const { return of(slot).num_tokens; }
     const CycleCounts& counts(std::int32_t slot) const { return of(slot).counts; }
+    const CycleCounts& counts_of_all() const { return of_all_; }
     bool is_planned(std::int32_t slot) const { return of(slot).is_planned; }
 
     // Cache drafts, their features, and what is predicted of them and of the drafts of the device.
@@ -226,11 +241,8 @@ public:
         if (tracker_ != nullptr) changes = observe(slots, teaches, committed);
         for (std::size_t i = 0; i < num; ++i) {
             Request& request = of(slots.of_cache[i]);
-            const std::size_t sources = request.cycle.sources();
-            const std::int32_t num_accepted = committed.num_accepted[i];
-            ++request.counts.num_cycles[sources];
-            request.counts.num_accepted[sources] += num_accepted;
-            request.counts.num_target_tokens += committed.lengths[i] - num_accepted;
+            for (CycleCounts* const counts : {&request.counts, &of_all_})
+                counts->add(request.cycle.sources(), committed.num_accepted[i], committed.lengths[i]);
             request.num_tokens += committed.lengths[i];
             request.is_planned = false;
         }
@@ -440,6 +452,7 @@ private:
     StepAllocator* allocator_;
     std::optional<Rule> rule_;
     std::size_t num_sets_;
+    CycleCounts of_all_;  // requests so far
     std::uint8_t cache_bit_;
     bool asks_votes_, is_survival_ = false;
     Network* network_ = nullptr;

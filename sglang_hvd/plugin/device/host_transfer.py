@@ -1,15 +1,22 @@
-"""Copies between the target's device and the host that never wait for the step just launched."""
+"""Copies between the target's device and the host that never wait for the step just launched.
+
+A copy takes a call of its own, whatever its size. So a decode step sends all that it needs in one
+copy, and all that it gives back comes in one. Pinned memory is torch's: a block that a copy has
+read or written is used again, and lives as long as the server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 
 class HostCopy:
-    """Device tensors on their way to the host.
+    """Device tensors of whole numbers on their way to the host, in one copy.
 
     On CUDA the copy starts at once on a side stream, and ends while later work of the step
     (draft-extend, scheduling) still runs. On a CPU there is nothing to copy.
@@ -22,12 +29,10 @@ class HostCopy:
             return
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._host = [
-                torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(
-                    tensor, non_blocking=True
-                )
-                for tensor in tensors
-            ]
+            packed = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            host = torch.empty_like(packed, device="cpu", pin_memory=True)
+            host.copy_(packed, non_blocking=True)
+            self._host = _parts(host, [tensor.shape for tensor in tensors])
             self._done = torch.cuda.Event()
             self._done.record(stream)
         for tensor in tensors:
@@ -51,3 +56,23 @@ def to_device(array: np.ndarray, device: str) -> torch.Tensor:
     if device == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def all_to_device(
+    arrays: Mapping[str, npt.NDArray[np.int64]], device: str
+) -> dict[str, torch.Tensor]:
+    """Sends arrays in one copy, without waiting for the device. The tensors share memory."""
+    if not arrays:
+        return {}
+    num = sum(array.size for array in arrays.values())
+    packed = torch.empty(num, dtype=torch.int64, pin_memory=device != "cpu")
+    np.concatenate([array.reshape(-1) for array in arrays.values()], out=packed.numpy())
+    on_device = packed.to(device, non_blocking=True)
+    parts = _parts(on_device, [array.shape for array in arrays.values()])
+    return dict(zip(arrays, parts, strict=True))
+
+
+def _parts(packed: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Views of the tensors of these shapes, which stand one after the other."""
+    parts = packed.split([math.prod(shape) for shape in shapes])
+    return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]

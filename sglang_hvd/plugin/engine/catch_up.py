@@ -8,8 +8,9 @@ over all that they lack.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +26,8 @@ from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
 
 from sglang_hvd.allocation import DraftExtend
 from sglang_hvd.config import HvdConfig, PostponeExtend
-from sglang_hvd.plugin.device.host_transfer import to_device
 from sglang_hvd.plugin.engine.draft_worker import rows_of
-from sglang_hvd.plugin.engine.missing_tokens import MissingTokens, TokensToWrite
+from sglang_hvd.plugin.engine.missing_tokens import Ints, MissingTokens, ranges
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.step_clock import Phase, StepClock
@@ -51,11 +51,26 @@ def draft_extend_of(config: HvdConfig, *, device: str, has_mrope: bool) -> Draft
     return DraftExtend.EVERY_STEP if has_mrope and found.catches_up else found
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Which requests of a step catch up.
+
+    rows: of these requests in the batch.
+    lengths: tokens that each of them lacks, at least 1.
+    arrays: what the device needs, by its name.
+    """
+
+    rows: Sequence[int] = ()
+    lengths: Sequence[int] = ()
+    arrays: Mapping[str, Ints] = field(default_factory=dict)
+
+
 class CatchUp:
     """Runs a postponed draft-extend for the requests whose turn it is.
 
-    A step asks `due_rows` before it drafts, and calls `run` with them. It calls `keep` once it has
-    verified, if no draft-extend follows. On a server that postpones nothing, no row is ever due.
+    A step asks `due` before it drafts, and calls `run` with the answer. It calls `keep` once it has
+    verified, if no draft-extend follows. On a server that postpones nothing, no request is ever
+    due.
 
     max_nodes: nodes of the largest step.
     """
@@ -76,34 +91,34 @@ class CatchUp:
         self._missing = MissingTokens(draft_extend.max_missing(max_nodes))
         self._max_missing = 0  # of any request, after the last step
 
-    def due_rows(self, reqs: Sequence[Req], plan: StepPlan) -> list[int]:
-        """Rows of the requests that catch up before the step's verification."""
+    def due(self, reqs: Sequence[Req], plan: StepPlan) -> Due:
+        """The requests that catch up before the step's verification."""
         if not self._draft_extend.catches_up:
-            return []
-        slots = _slots_of(reqs)
-        self._missing.settle(slots, np.array(plan.cached_lens))
-        num_missing, of_model = self._missing.num_of(slots), plan.drafts.num_model_nodes
-        rows = self._draft_extend.catching_up(of_model, num_missing, plan.num_plain)
-        self._max_missing = 0 if rows else int(num_missing.max())
-        return rows
+            return Due()
+        with self._clock.measure(Phase.BUILD):
+            return self._due(reqs, plan)
 
-    def run(self, batch: ScheduleBatch, plan: StepPlan, rows: list[int]) -> None:
-        """Writes what these requests lack to the draft KV cache, so that they can draft. The worker
-        is at its base width meanwhile.
+    def keep_settled(self, sent: Mapping[str, torch.Tensor]) -> None:
+        """Keeps what the last step committed. sent: Due.arrays on the device."""
+        if "settled" in sent:
+            self._missing.move(sent["settled"])
 
-        rows: see due_rows; at least one.
+    def run(
+        self, batch: ScheduleBatch, plan: StepPlan, due: Due, sent: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Writes what the requests lack that are due, at least one, to the draft KV cache, so that
+        they can draft. The worker is at its base width meanwhile.
+
+        sent: Due.arrays on the device.
         """
         self.num_catch_ups += 1
-        tokens = self._missing.take(_slots_of([batch.reqs[row] for row in rows]))
-        with self._clock.measure(Phase.TRANSFER):
-            on_device = to_device(np.array(rows), self._draft_worker.device)
-        with self._time(len(rows), len(tokens.token_ids)):
-            drafted = self._extend(
-                rows_of(batch, rows, on_device), tokens, [plan.cached_lens[row] for row in rows]
-            )
+        some = rows_of(batch, due.rows, sent["due_rows"])
+        with self._time(len(due.rows), sum(due.lengths)):
+            drafted = self._extend(some, due, [plan.cached_lens[row] for row in due.rows], sent)
         spec_info = copy.copy(batch.spec_info)
         for name, values in drafted.items():
-            setattr(spec_info, name, getattr(spec_info, name).index_copy(0, on_device, values))
+            of_batch = getattr(spec_info, name)
+            setattr(spec_info, name, of_batch.index_copy(0, sent["due_rows"], values))
         batch.spec_info = spec_info
 
     def keep(self, reqs: Sequence[Req], plan: StepPlan, result: GenerationBatchResult) -> None:
@@ -132,32 +147,52 @@ class CatchUp:
         self._max_missing = 0
         self._missing.clear()
 
+    def _due(self, reqs: Sequence[Req], plan: StepPlan) -> Due:
+        slots, cached_lens = _slots_of(reqs), np.array(plan.cached_lens)
+        settled = self._missing.settle(slots, cached_lens)
+        num_missing, of_model = self._missing.num_of(slots), plan.drafts.num_model_nodes
+        rows = self._draft_extend.catching_up(of_model, num_missing, plan.num_plain)
+        self._max_missing = 0 if rows else int(num_missing.max())
+        if not rows:
+            return Due(arrays={"settled": settled})
+        lengths, ends = num_missing[rows], cached_lens[rows]
+        places = np.stack([np.arange(len(rows)).repeat(lengths), ranges(ends - lengths, lengths)])
+        return Due(
+            rows,
+            lengths.tolist(),
+            {
+                "settled": settled,
+                "taken": self._missing.take(slots[rows]),
+                "due_rows": np.array(rows),
+                "due_positions": places,
+            },
+        )
+
     def _time(self, num_requests: int, num_tokens: int) -> AbstractContextManager[None]:
         if self._draft_extend is DraftExtend.WHEN_DRAFTING:
             return self._costs.time_extend(num_requests, round(num_tokens / num_requests))
         return self._costs.time_unpriced()  # the table has draft-extends of another kind
 
     def _extend(
-        self, some: ScheduleBatch, tokens: TokensToWrite, cached_lens: list[int]
+        self,
+        some: ScheduleBatch,
+        due: Due,
+        cached_lens: list[int],
+        sent: Mapping[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
         """Runs the draft model over the tokens that these requests lack. Returns the inputs of
         their next drafts, by their names in SGLang's draft input."""
         draft_worker = self._draft_worker
-        starts = [end - num for end, num in zip(cached_lens, tokens.lengths, strict=True)]
-        # One array, one transfer: rows of the batch, and positions.
-        places = np.empty((2, len(tokens.token_ids)), np.int64)
-        places[0] = np.repeat(np.arange(len(cached_lens)), tokens.lengths)
-        places[1] = np.concatenate(
-            [np.arange(*ends) for ends in zip(starts, cached_lens, strict=True)]
-        )
-        on_device = to_device(places, draft_worker.device)
+        token_ids, hidden_states = self._missing.read(sent["taken"])
+        rows, positions = sent["due_positions"]
         some.forward_mode = ForwardMode.EXTEND
-        some.input_ids = tokens.token_ids.to(torch.int64)
+        some.input_ids = token_ids.to(torch.int64)
         some.out_cache_loc = draft_worker.req_to_token_pool.req_to_token[
-            some.req_pool_indices[on_device[0]], on_device[1]
+            some.req_pool_indices[rows], positions
         ].to(torch.int64)
-        some.prefix_lens, some.extend_lens = starts, tokens.lengths
-        some.extend_num_tokens = len(tokens.token_ids)
+        some.prefix_lens = [end - num for end, num in zip(cached_lens, due.lengths, strict=True)]
+        some.extend_lens = list(due.lengths)
+        some.extend_num_tokens = len(token_ids)
         some.seq_lens_cpu = torch.tensor(cached_lens)
         some.seq_lens_sum = sum(cached_lens)
         some.multimodal_inputs = [None] * len(cached_lens)
@@ -165,7 +200,7 @@ class CatchUp:
         some.mamba_track_indices = some.mamba_track_mask = None
         some.mamba_track_seqlens = some.mamba_track_seqlens_cpu = None
         some.spec_info = EagleDraftExtendInput(
-            hidden_states=tokens.hidden_states,
+            hidden_states=hidden_states,
             num_tokens_per_req=1,
             num_tokens_for_logprob_per_req=1,
         )

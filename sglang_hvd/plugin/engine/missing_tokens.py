@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sglang_hvd.plugin.device.host_transfer import to_device
-
 Ints = npt.NDArray[np.int64]
 
 _FIRST_ROOM = 64  # tokens
+_NOTHING: Ints = np.zeros((2, 0), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +41,15 @@ class _Verified:
     hidden_states: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class TokensToWrite:
-    """What some requests lack, one request after the other.
-
-    lengths: tokens of each request, at least 1.
-    token_ids: int[num_tokens], the token after each position.
-    hidden_states: [num_tokens, hidden_size], the target's at these positions.
-    """
-
-    lengths: list[int]
-    token_ids: torch.Tensor
-    hidden_states: torch.Tensor
-
-
 class MissingTokens:
     """Keeps what each request's draft KV cache lacks, in one array of tokens for all requests.
 
-    `keep` follows each verification; `settle` comes before the next. Requests are known by their
-    slots: their rows in SGLang's table of tokens. A request that gets a slot is prefilled first.
+    `keep` follows each verification. Before the next, `settle` finds what was committed, and `take`
+    what some requests lack; they only count. What they return goes to the device with all else that
+    the step sends. Then `move` and `read` carry it out.
+
+    Requests are known by their slots: their rows in SGLang's table of tokens. A request that gets a
+    slot is prefilled first.
 
     max_tokens: the most tokens of all requests together that are missing, if their number stays
         within DraftExtend.max_missing.
@@ -73,6 +62,7 @@ class MissingTokens:
     def clear(self) -> None:
         """Forgets everything: every request that goes on is prefilled first."""
         self._verified: _Verified | None = None
+        self._settled: _Verified | None = None  # until it is moved
         self._num = np.zeros(0, np.int64)  # by slot
         self._places = np.zeros((0, 0), np.int64)  # by slot: of its tokens, in order
         self._free = np.zeros(0, np.int64)  # places that hold nothing
@@ -99,11 +89,16 @@ class MissingTokens:
             slots, cached_lens.copy(), token_ids.clone(), hidden_states.clone()
         )
 
-    def settle(self, slots: Ints, cached_lens: Ints) -> None:
+    def settle(self, slots: Ints, cached_lens: Ints) -> Ints:
         """Adds what was committed of the last verification to what is missing.
 
-        cached_lens: tokens in the KV cache of each of these requests now. What is kept of other
-            requests is dropped: if they come back, a prefill writes it.
+        Args:
+            cached_lens: tokens in the KV cache of each of these requests now. What is kept of other
+                requests is dropped: if they come back, a prefill writes it.
+
+        Returns:
+            int64[2, num_tokens], which `move` needs: the places of what was committed, and its
+            nodes in the verification.
         """
         verified, self._verified = self._verified, None
         self._reserve(slots)
@@ -113,7 +108,7 @@ class MissingTokens:
         if is_left.any():
             self._drop(np.flatnonzero(is_left))
         if verified is None:
-            return
+            return _NOTHING
         width = len(verified.token_ids) // len(verified.slots)
         after = now[verified.slots]
         num_new = after - verified.cached_lens
@@ -122,8 +117,21 @@ class MissingTokens:
         rows = np.flatnonzero(is_known & is_right)
         if len(rows) < len(after):  # some left, or were not what was verified
             self._drop(verified.slots.compress(is_known & ~is_right))
-        if len(rows):
-            self._add(verified, rows, num_new[rows], rows * width)
+        if not len(rows):
+            return _NOTHING
+        self._settled = verified
+        return self._add(verified, rows, num_new[rows], rows * width)
+
+    def move(self, places_and_nodes: torch.Tensor) -> None:
+        """Keeps what was committed. places_and_nodes: what `settle` returned, on the device."""
+        verified, self._settled = self._settled, None
+        if verified is None:
+            return
+        assert self._token_ids is not None
+        assert self._hidden_states is not None
+        to, of = places_and_nodes
+        self._token_ids.index_copy_(0, to, verified.token_ids.index_select(0, of))
+        self._hidden_states.index_copy_(0, to, verified.hidden_states.index_select(0, of))
 
     def forget(self, slots: Ints) -> None:
         """A prefill wrote all of the draft KV cache of these requests."""
@@ -137,24 +145,27 @@ class MissingTokens:
         forgotten."""
         return self._num[slots]
 
-    def take(self, slots: Ints) -> TokensToWrite:
-        """What these requests lack, each something. It no longer counts as missing."""
+    def take(self, slots: Ints) -> Ints:
+        """What these requests lack, each something, no longer counts as missing. Returns the places
+        that `read` needs, those of one request after the other."""
+        return self._drop(slots)
+
+    def read(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was taken, once it is moved: int[num_tokens], the token after each position, and
+        [num_tokens, hidden_size], the target's hidden states at these positions.
+
+        places: what `take` returned, on the device.
+        """
         assert self._token_ids is not None
         assert self._hidden_states is not None
-        lengths = self._num[slots].tolist()
-        places = self._drop(slots)
-        on_device = to_device(places, self._token_ids.device.type)
         # Copies: the places are used again.
-        return TokensToWrite(
-            lengths,
-            self._token_ids.index_select(0, on_device),
-            self._hidden_states.index_select(0, on_device),
-        )
+        return self._token_ids.index_select(0, places), self._hidden_states.index_select(0, places)
 
-    def _add(self, verified: _Verified, rows: Ints, lengths: Ints, starts: Ints) -> None:
-        """starts: first node of each of these rows of the verification."""
+    def _add(self, verified: _Verified, rows: Ints, lengths: Ints, starts: Ints) -> Ints:
+        """starts: first node of each of these rows of the verification. Returns the places of all
+        tokens, and their nodes."""
         slots, num_new = verified.slots[rows], int(lengths.sum())
-        nodes, before = _ranges(starts, lengths), self._num[slots]
+        nodes, before = ranges(starts, lengths), self._num[slots]
         most, room_of_slot = int((before + lengths).max()), self._places.shape[1]
         if most > room_of_slot:
             more = max(2 * room_of_slot, most) - room_of_slot
@@ -162,20 +173,15 @@ class MissingTokens:
         if len(self._free) < num_new:
             self._grow(num_new, verified)
         places, self._free = self._free[-num_new:], self._free[:-num_new]
-        self._places[slots.repeat(lengths), _ranges(before, lengths)] = places
+        self._places[slots.repeat(lengths), ranges(before, lengths)] = places
         self._num[slots] += lengths
-        assert self._token_ids is not None
-        assert self._hidden_states is not None
-        both = to_device(np.concatenate([places, nodes]), verified.token_ids.device.type)
-        to, of = both[:num_new], both[num_new:]
-        self._token_ids.index_copy_(0, to, verified.token_ids.index_select(0, of))
-        self._hidden_states.index_copy_(0, to, verified.hidden_states.index_select(0, of))
+        return np.stack([places, nodes])
 
     def _drop(self, slots: Ints) -> Ints:
         """These requests lack nothing any more. Returns the places of what they lacked, in order,
         which are free now."""
         num = self._num[slots]
-        places = self._places[slots.repeat(num), _ranges(np.zeros_like(num), num)]
+        places = self._places[slots.repeat(num), ranges(np.zeros_like(num), num)]
         self._num[slots] = 0
         self._free = np.concatenate([self._free, places])
         return places
@@ -203,7 +209,7 @@ def _longer(values: torch.Tensor | None, like: torch.Tensor, more: int) -> torch
     return added if values is None else torch.cat([values, added])
 
 
-def _ranges(starts: Ints, lengths: Ints) -> Ints:
+def ranges(starts: Ints, lengths: Ints) -> Ints:
     """The numbers from each start on, as many as its length, one range after the other."""
     ends = lengths.cumsum()
     return (starts - ends + lengths).repeat(lengths) + np.arange(lengths.sum())

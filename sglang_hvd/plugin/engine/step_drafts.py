@@ -4,14 +4,15 @@ and laid out as one verify tree for each request."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 
-from sglang_hvd.plugin.device.host_transfer import to_device
 from sglang_hvd.plugin.engine.draft_worker import DraftLoopOutput, HvdDraftWorker, rows_of
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.engine.states.step_states import StepStates
@@ -66,16 +67,29 @@ class StepDrafts:
         self._num_steps_by_width = dict.fromkeys(states.widths.values, 0)
         self._num_drafts_by_steps: Counter[int] = Counter()
 
-    def draft(self, batch: ScheduleBatch, plan: StepPlan) -> ModelTrees | None:
-        """The model drafter's trees; None if the plan asks for none."""
-        drafting = np.flatnonzero(plan.drafts.num_model_nodes)
+    def arrays(self, plan: StepPlan) -> dict[str, npt.NDArray[np.int64]]:
+        """What the device needs of the plan, by its name."""
+        found: dict[str, npt.NDArray[np.int64]] = {}
+        with self._clock.measure(Phase.BUILD):
+            if self._device != "cpu":
+                found["cache_nodes"] = _cache_nodes(plan)
+            drafting = plan.drafting_rows
+            if len(drafting):
+                found["num_kept"] = plan.drafts.num_model_nodes[drafting].astype(np.int64)
+                if len(drafting) < len(plan.held):
+                    found["drafting_rows"] = drafting
+        return found
+
+    def draft(
+        self, batch: ScheduleBatch, plan: StepPlan, sent: Mapping[str, torch.Tensor]
+    ) -> ModelTrees | None:
+        """The model drafter's trees; None if the plan asks for none. sent: `arrays` on the
+        device."""
+        drafting = plan.drafting_rows
         if not len(drafting):
             return None
-        sizes = plan.drafts.num_model_nodes[drafting].astype(np.int64)
-        is_all = len(drafting) == len(plan.held)
-        with self._clock.measure(Phase.TRANSFER):
-            num_kept = to_device(sizes, self._device)
-            rows = None if is_all else to_device(drafting, self._device)
+        rows = sent.get("drafting_rows")
+        is_all = rows is None
         self._num_draft_rounds += 1
         self._num_partial_draft_rounds += not is_all
         num_steps = plan.drafts.num_model_steps
@@ -85,25 +99,36 @@ class StepDrafts:
             (parent_list, top_scores_index, draft_tokens, ranks), kv_loc_plan = (
                 self._run_model_drafter(some, num_steps, plan.width)
             )
-        if (sizes >= draft_tokens.shape[1]).all():
+        if (plan.drafts.num_model_nodes[drafting] >= draft_tokens.shape[1]).all():
             ranks = None
         elif ranks is None:
             # Only policy allocate ranks nodes by their scores. Elsewhere a request that limits its
             # draft verifies the first nodes, which come before those that follow them.
             ranks = torch.arange(draft_tokens.shape[1], device=self._device).expand_as(draft_tokens)
-        trees = EagleTrees(draft_tokens, parent_list, top_scores_index, self.topk, ranks, num_kept)
+        trees = EagleTrees(
+            draft_tokens, parent_list, top_scores_index, self.topk, ranks, sent["num_kept"]
+        )
         # Verification needs a plan of the KV window of all requests, not of those that drafted.
         return ModelTrees(trees, rows, kv_loc_plan if is_all else None)
 
     def lay_out(
-        self, batch: ScheduleBatch, plan: StepPlan, model_trees: ModelTrees | None
+        self,
+        batch: ScheduleBatch,
+        plan: StepPlan,
+        model_trees: ModelTrees | None,
+        sent: Mapping[str, torch.Tensor],
     ) -> HvdVerifyInput:
-        """All drafts of the step, as the input of its verification."""
+        """All drafts of the step, as the input of its verification. sent: `arrays` on the
+        device."""
         self._num_steps_by_width[plan.width] += 1
         backend = self._target.attn_backend
         place = MaskPlace(self._draft_worker.mask_mode, backend.verify_mask)
-        by = self._on_host if self._device == "cpu" else self._on_device
-        verify_input = by(batch, plan, model_trees, place)
+        with self._clock.measure(Phase.BUILD):
+            if self._device == "cpu":
+                verify_input = self._on_host(batch, plan, model_trees, place)
+            else:
+                nodes = _nodes_of(sent["cache_nodes"], batch.spec_info.bonus_tokens)
+                verify_input = self._on_device(batch, plan, model_trees, place, nodes)
         # A model tree branches; a model chain branches only in addition to a cache draft.
         cache_drafts, is_drafting = plan.drafts.drafts, plan.drafts.num_model_nodes > 0
         branch = is_drafting if self.topk > 1 else is_drafting & (cache_drafts.num_nodes > 0)
@@ -127,29 +152,28 @@ class StepDrafts:
         place: MaskPlace,
     ) -> HvdVerifyInput:
         n, w = len(plan.held), plan.width
-        with self._clock.measure(Phase.BUILD):
-            buffer, num_cells = place.cells(n, w, self._num_cached(batch, plan))
-            mask = buffer
-            if mask is None:
-                mask = torch.empty(num_cells if place.is_full else n * w * w, dtype=torch.bool)
-            found = lay_out_drafts(
-                plan.drafts.drafts,
-                batch.spec_info.bonus_tokens.to(torch.int64),
-                batch.seq_lens.to(torch.int64),
-                w,
-                mask[:num_cells] if place.is_full else mask,
-                is_full_mask=place.is_full,
-                trees=None if model_trees is None else model_trees.trees,
-                rows=None if model_trees is None else model_trees.rows,
-            )
-            return verify_input_of(
-                found.nodes,
-                replace(found.layout, mask=mask),
-                found.slots,
-                topk=self.topk,
-                is_model_node=found.is_model_node,
-                kv_loc_plan=None if model_trees is None else model_trees.kv_loc_plan,
-            )
+        buffer, num_cells = place.cells(n, w, self._num_cached(batch, plan))
+        mask = buffer
+        if mask is None:
+            mask = torch.empty(num_cells if place.is_full else n * w * w, dtype=torch.bool)
+        found = lay_out_drafts(
+            plan.drafts.drafts,
+            batch.spec_info.bonus_tokens.to(torch.int64),
+            batch.seq_lens.to(torch.int64),
+            w,
+            mask[:num_cells] if place.is_full else mask,
+            is_full_mask=place.is_full,
+            trees=None if model_trees is None else model_trees.trees,
+            rows=None if model_trees is None else model_trees.rows,
+        )
+        return verify_input_of(
+            found.nodes,
+            replace(found.layout, mask=mask),
+            found.slots,
+            topk=self.topk,
+            is_model_node=found.is_model_node,
+            kv_loc_plan=None if model_trees is None else model_trees.kv_loc_plan,
+        )
 
     def _on_device(
         self,
@@ -157,38 +181,21 @@ class StepDrafts:
         plan: StepPlan,
         model_trees: ModelTrees | None,
         place: MaskPlace,
+        nodes: DraftNodes,
     ) -> HvdVerifyInput:
-        nodes = self._cache_nodes(plan, batch.spec_info.bonus_tokens)
-        with self._clock.measure(Phase.BUILD):
-            is_model_node = kv_loc_plan = None
-            if model_trees is not None:
-                is_model_node = merge_eagle_trees(nodes, model_trees.trees, model_trees.rows)
-                kv_loc_plan = model_trees.kv_loc_plan
-            return build_verify_input(
-                nodes,
-                batch.seq_lens,
-                place,
-                topk=self.topk,
-                num_cached=self._num_cached(batch, plan),
-                is_model_node=is_model_node,
-                kv_loc_plan=kv_loc_plan,
-            )
-
-    def _cache_nodes(self, plan: StepPlan, bonus_tokens: torch.Tensor) -> DraftNodes:
-        """The cache drafts, and a bare root for every request without one."""
-        drafts, w = plan.drafts.drafts, plan.width
-        # One array and so one transfer: w columns of tokens, w of parents, and the number of nodes.
-        with self._clock.measure(Phase.BUILD):
-            rows = np.zeros((len(drafts), 2 * w + 1), dtype=np.int64)
-            longest = drafts.token_ids.shape[1]
-            rows[:, 1 : 1 + longest] = drafts.token_ids
-            rows[:, w + 1 : w + 1 + longest] = drafts.parents + 1
-            rows[:, 2 * w] = 1 + drafts.num_nodes
-        with self._clock.measure(Phase.TRANSFER):
-            on_device = to_device(rows, self._device)
-        token_ids = on_device[:, :w]
-        token_ids[:, 0] = bonus_tokens
-        return DraftNodes(token_ids, on_device[:, w : 2 * w], on_device[:, 2 * w])
+        is_model_node = kv_loc_plan = None
+        if model_trees is not None:
+            is_model_node = merge_eagle_trees(nodes, model_trees.trees, model_trees.rows)
+            kv_loc_plan = model_trees.kv_loc_plan
+        return build_verify_input(
+            nodes,
+            batch.seq_lens,
+            place,
+            topk=self.topk,
+            num_cached=self._num_cached(batch, plan),
+            is_model_node=is_model_node,
+            kv_loc_plan=kv_loc_plan,
+        )
 
     def _run_model_drafter(
         self, batch: ScheduleBatch, num_steps: int, width: int
@@ -221,3 +228,23 @@ class StepDrafts:
         n = len(batch.reqs)
         longest = n * self._target.model_config.context_len
         return min(sum(plan.cached_lens) + n * plan.width, longest)
+
+
+def _cache_nodes(plan: StepPlan) -> npt.NDArray[np.int64]:
+    """The cache drafts, and a bare root for every request without one: of each request w columns of
+    tokens, w of parents, and the number of nodes. The root's token is not known here."""
+    drafts, w = plan.drafts.drafts, plan.width
+    rows = np.zeros((len(drafts), 2 * w + 1), dtype=np.int64)
+    longest = drafts.token_ids.shape[1]
+    rows[:, 1 : 1 + longest] = drafts.token_ids
+    rows[:, w + 1 : w + 1 + longest] = drafts.parents + 1
+    rows[:, 2 * w] = 1 + drafts.num_nodes
+    return rows
+
+
+def _nodes_of(cache_nodes: torch.Tensor, roots: torch.Tensor) -> DraftNodes:
+    """cache_nodes: see _cache_nodes; written in place. roots: int[n]; the last committed tokens."""
+    w = cache_nodes.shape[1] // 2
+    token_ids = cache_nodes[:, :w]
+    token_ids[:, 0] = roots
+    return DraftNodes(token_ids, cache_nodes[:, w : 2 * w], cache_nodes[:, 2 * w])

@@ -29,7 +29,7 @@ from sglang_hvd.plugin.device.flashinfer_plans import (
     plan_drafts_on_host,
     uses_flashinfer,
 )
-from sglang_hvd.plugin.device.host_transfer import copy_stream
+from sglang_hvd.plugin.device.host_transfer import all_to_device, copy_stream
 from sglang_hvd.plugin.engine.catch_up import CatchUp, draft_extend_of
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker, drafting
 from sglang_hvd.plugin.engine.run_ahead import RunAhead
@@ -62,7 +62,7 @@ from sglang_hvd.plugin.startup.supported import require_hooks
 from sglang_hvd.plugin.startup.token_strings import forget_tokenizer, token_strings
 from sglang_hvd.plugin.startup.verify_widths import check_run_ahead
 from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput, num_accepted_of_model
-from sglang_hvd.step_clock import Stage, StepClock
+from sglang_hvd.step_clock import Phase, Stage, StepClock
 from sglang_hvd.suffix_cache.orders import Order
 
 if TYPE_CHECKING:
@@ -255,20 +255,26 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             batch.seq_lens_cpu = torch.tensor(plan.cached_lens)
             batch.seq_lens_sum = sum(plan.cached_lens)
             assert self.device == "cuda" or batch.seq_lens.tolist() == plan.cached_lens
+        # Send all that the device needs of this.
+        due = self._catch_up.due(batch.reqs, plan)
+        arrays = {**due.arrays, **self._step_drafts.arrays(plan)}
+        arrays |= self._node_sampler.arrays(plan, batch)
+        with self._clock.measure(Phase.TRANSFER):
+            sent = all_to_device(arrays, self.device)
         self._clock.reach(Stage.PLAN)
         # Draft with the model drafter, whose KV cache may have to catch up first, and lay out.
         with drafting(self._draft_worker), spec_stage_span("draft"):
-            rows = self._catch_up.due_rows(batch.reqs, plan)
-            if rows:
+            self._catch_up.keep_settled(sent)
+            if due.rows:
                 self._states.use_base_width()
-                self._catch_up.run(batch, plan, rows)
+                self._catch_up.run(batch, plan, due, sent)
             self._states.use_width(plan.width)
-            model_trees = self._step_drafts.draft(batch, plan)
+            model_trees = self._step_drafts.draft(batch, plan, sent)
             self._clock.reach(Stage.DRAFT)
-            verify_input = self._step_drafts.lay_out(batch, plan, model_trees)
+            verify_input = self._step_drafts.lay_out(batch, plan, model_trees, sent)
         self._clock.reach(Stage.LAYOUT)
         # Verify, and record what is accepted: its tokens start their way to the host.
-        verify_input.sample = partial(self._node_sampler.sample, plan, batch)
+        verify_input.sample = partial(self._node_sampler.sample, plan, batch, sent)
         batch.spec_info = verify_input
         result = self._verifications.run(batch, plan, verify_input, grammar_barrier)
         is_model_node, num_model_accepted = verify_input.is_model_node, None

@@ -237,16 +237,12 @@ class LaunchedSteps:
         num_model_accepted: np.ndarray | None = None,
     ) -> None:
         """rows: of the requests that are still held; None: all."""
-        held, tokens, sources = (
-            plan.held,
-            token_ids.reshape(-1, plan.width),
-            plan.drafts.source_sets,
-        )
+        held, tokens = plan.held, token_ids.reshape(-1, plan.width)
         if num_model_accepted is None:
             num_model_accepted = np.full(len(held), -1, np.int32)
         if rows is not None:
             held, tokens, lengths = [held[row] for row in rows], tokens[rows], lengths[rows]
-            sources, num_model_accepted = sources[rows], num_model_accepted[rows]
+            num_model_accepted = num_model_accepted[rows]
         tokens, lengths = self._held.as_sampled(tokens), lengths.astype(np.int32)
         outcomes = VerifyOutcomes(
             tokens, lengths, lengths - 1, num_model_accepted.astype(np.int32, copy=False)
@@ -259,7 +255,6 @@ class LaunchedSteps:
             for h, committed, num_tokens in zip(held, tokens, lengths, strict=True):
                 if h.output_ids is not None:
                     h.output_ids.extend(committed[:num_tokens].tolist())
-        self._figures.count_cycles(sources, outcomes.num_accepted_drafts)
         self._drafter.commit([h.key for h in held], outcomes)
 
     def _report(

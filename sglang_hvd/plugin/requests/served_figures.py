@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.requests.recording import RequestRecorder
 from sglang_hvd.step_clock import StepClock
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ServedFigures:
-    """Counts cycles, accepted drafts and steps of all requests, and publishes the counts.
+    """Counts the steps that ran ahead and the resyncs, and publishes them with what others count.
 
     num_steps_ahead: steps that were launched before the tokens of the step before were known.
     """
@@ -36,18 +33,7 @@ class ServedFigures:
         self._recorder, self._metrics = recorder, metrics
         self._num_resyncs = 0
         self.num_steps_ahead = 0
-        # By set of sources.
-        self._num_cycles, self._num_accepted = np.zeros((2, len(SOURCES.labels)), np.int64)
         self.publish(0)
-
-    def count_cycles(
-        self, sources: npt.NDArray[np.uint8], num_accepted: npt.NDArray[np.int32]
-    ) -> None:
-        """Counts the cycles of a step, by the set of the sources that each verified, and the tokens
-        of their drafts that were accepted."""
-        num_sets = len(self._num_cycles)
-        self._num_cycles += np.bincount(sources, minlength=num_sets)
-        self._num_accepted += np.bincount(sources, num_accepted, num_sets).astype(np.int64)
 
     def count_resync(self) -> None:
         """Counts a request whose tracked tokens diverged from SGLang's and were indexed again."""
@@ -58,10 +44,11 @@ class ServedFigures:
         if self._metrics is None:
             return
         times, cache = self._clock.totals(), self._drafter.cache_stats()
+        of_all = self._drafter.stats_of_all()
         figures: dict[str, float | Mapping[str, float] | Sequence[float]] = {
             "num_requests": num_requests,
-            "cycles": _by_label(self._num_cycles),
-            "accepted_drafts": _by_label(self._num_accepted),
+            "cycles": _by_label(of_all.num_cycles),
+            "accepted_drafts": _by_label(of_all.num_accepted_drafts),
             "steps": times.num_steps,
             "steps_ahead": self.num_steps_ahead,
             "step_seconds": times.step,
@@ -85,13 +72,13 @@ class ServedFigures:
 
     def describe(self, num_requests: int) -> dict[str, Any]:
         """The counts for /server_info, as JSON values. num_requests: number of held requests."""
-        cache = self._drafter.cache_stats()
+        cache, of_all = self._drafter.cache_stats(), self._drafter.stats_of_all()
         return {
             "num_requests": num_requests,
             "num_resyncs": self._num_resyncs,
             "num_steps_ahead": self.num_steps_ahead,
-            "num_cycles": _by_label(self._num_cycles),
-            "num_accepted_drafts": _by_label(self._num_accepted),
+            "num_cycles": _by_label(of_all.num_cycles),
+            "num_accepted_drafts": _by_label(of_all.num_accepted_drafts),
             "num_request_tokens": cache.num_request_tokens,
             "num_shared_requests": cache.num_shared_requests,
             "num_shared_tokens": cache.num_shared_tokens,
@@ -104,5 +91,5 @@ class ServedFigures:
         }
 
 
-def _by_label(counts: npt.NDArray[np.int64]) -> dict[str, int]:
-    return dict(zip(SOURCES.labels, counts.tolist(), strict=True))
+def _by_label(counts: Mapping[str, int]) -> dict[str, int]:
+    return {label: counts.get(label, 0) for label in SOURCES.labels}

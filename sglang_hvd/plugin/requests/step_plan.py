@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from sglang_hvd.plugin.requests.held_requests import HeldRequest
 from sglang_hvd.types import DraftPlans
 
@@ -41,9 +44,21 @@ class StepPlan:
         return sum(self.cached_lens) + len(self.cached_lens)
 
     @property
+    def drafting_rows(self) -> npt.NDArray[np.int64]:
+        """The requests for which the model drafter drafts."""
+        return np.flatnonzero(self.drafts.num_model_nodes)
+
+    @property
     def sampled_rows(self) -> list[int]:
         """The requests that do not decode greedily."""
         return [row for row, held in enumerate(self.held) if not held.kind.is_greedy]
+
+    @property
+    def penalised_rows(self) -> list[int]:
+        """The requests with penalties."""
+        if not self.has_penalties:
+            return []
+        return [row for row, held in enumerate(self.held) if held.kind.penalties is not None]
 
     def max_depth(self, rows: Sequence[int]) -> int:
         """No path of these requests has more draft tokens."""

@@ -13,10 +13,12 @@ Shapes: `n` requests, `w` the verify width, `v` logits of a node.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler, sampling_from_probs_torch
@@ -103,10 +105,24 @@ class NodeSampler:
             scaling = torch.ones_like(additive)
             info.acc_scaling_penalties = scaling.index_copy(0, at, found.scaling[:, 0])
 
+    def arrays(self, plan: StepPlan, batch: ScheduleBatch) -> dict[str, npt.NDArray[np.int64]]:
+        """The requests of the step that ask for something, for the device, by what they ask for."""
+        info, held = batch.sampling_info, plan.held
+        # SGLang does not look again whether all are greedy when a request ends.
+        rows = {
+            "sampled_rows": [] if info.is_all_greedy else plan.sampled_rows,
+            "penalised_rows": plan.penalised_rows,
+            "biased_rows": []
+            if info.logit_bias is None
+            else [row for row, of in enumerate(held) if of.kind.has_logit_bias],
+        }
+        return {name: np.array(some, np.int64) for name, some in rows.items() if some}
+
     def sample(
         self,
         plan: StepPlan,
         batch: ScheduleBatch,
+        sent: Mapping[str, torch.Tensor],
         verify_input: HvdVerifyInput,
         logits_output: LogitsProcessorOutput,
         grammar_mask: GrammarMask | None,
@@ -114,6 +130,7 @@ class NodeSampler:
         """What SGLang's eagle_sample returns, by plain serving's rules.
 
         Args:
+            sent: `arrays` on the device.
             logits_output: the logits of all nodes, float[n * w, v]. They are changed in place as
                 the requests ask: log probabilities are of the changed ones.
 
@@ -124,13 +141,12 @@ class NodeSampler:
         """
         info, logits = batch.sampling_info, logits_output.next_token_logits
         n, w = len(plan.held), plan.width
-        if plan.has_penalties:
-            self._penalise(plan, verify_input, logits.view(n, w, -1))
+        if "penalised_rows" in sent:
+            self._penalise(plan, sent["penalised_rows"], verify_input, logits.view(n, w, -1))
         if grammar_mask is not None:
             grammar_mask.apply(logits)
-        if info.logit_bias is not None:
-            rows = [row for row, held in enumerate(plan.held) if held.kind.has_logit_bias]
-            at = to_device(np.array(rows, np.int64), batch.device)
+        if "biased_rows" in sent:
+            at = sent["biased_rows"]
             bias = info.logit_bias[at, None].expand(-1, w, -1).to(logits.dtype)
             logits.view(n, w, -1).index_add_(0, at, bias)
         candidates = verify_input.draft_token.reshape(n, w)
@@ -144,7 +160,7 @@ class NodeSampler:
             if group.world_size > 1:  # a processor may fail on one rank alone
                 candidates = group.broadcast(candidates.contiguous(), src=0)
         sanitize_nan_logits(logits, "verification: logits of the target model")
-        sampled = self._sampled(plan, verify_input, info, logits)
+        sampled = self._sampled(sent.get("sampled_rows"), verify_input, info, logits.view(n, w, -1))
 
         predict = torch.zeros(n * w, dtype=torch.int32, device=logits.device)
         accept_index = torch.full((n, w), -1, dtype=torch.int32, device=logits.device)
@@ -162,9 +178,15 @@ class NodeSampler:
         )
         return predict, num_accepted + 1, accept_index
 
-    def _penalise(self, plan: StepPlan, verify_input: HvdVerifyInput, logits: torch.Tensor) -> None:
-        """logits: float[n, w, v]."""
-        rows = [row for row, held in enumerate(plan.held) if held.kind.penalties is not None]
+    def _penalise(
+        self,
+        plan: StepPlan,
+        on_device: torch.Tensor,
+        verify_input: HvdVerifyInput,
+        logits: torch.Tensor,
+    ) -> None:
+        """on_device: int64[k]; the requests with penalties. logits: float[n, w, v]."""
+        rows = plan.penalised_rows
         num = max(1, _MAX_LOGITS // logits[0].numel())
         for start in range(0, len(rows), num):
             some = rows[start : start + num]
@@ -174,39 +196,45 @@ class NodeSampler:
                 assert held.output_ids is not None, "penalties need the output"
                 penalties.append(held.kind.penalties)
                 outputs.append(np.array(held.output_ids, np.int64))
-            device = str(logits.device)
-            at, paths = to_device(np.array(some, np.int64), device), None
+            at, paths = on_device[start : start + num], None
             if plan.width > 1:
                 nodes, depth = _nodes_of(verify_input), max(plan.max_depth(some), 1)
                 paths = NodePaths.of(nodes.token_ids[at], nodes.parents[at], depth)
             found = penalty_tensors(
-                penalties, outputs, paths, vocab_size=logits.shape[2], device=device
+                penalties,
+                outputs,
+                paths,
+                vocab_size=logits.shape[2],
+                device=str(logits.device),
             )
             logits.index_copy_(0, at, found.apply(logits[at]).to(logits.dtype))
 
     def _sampled(
         self,
-        plan: StepPlan,
+        rows: torch.Tensor | None,
         verify_input: HvdVerifyInput,
         info: SamplingBatchInfo,
         logits: torch.Tensor,
     ) -> torch.Tensor:
-        """int64[n * w]: the token after each node."""
-        n, w = len(plan.held), plan.width
-        # SGLang does not look again whether all are greedy when a request ends.
-        rows = [] if info.is_all_greedy else plan.sampled_rows
-        if not rows:
-            sampled = torch.argmax(logits, dim=-1)
+        """int64[n * w]: the token after each node.
+
+        rows: int64[k]; the requests that do not decode greedily; None if there are none.
+        logits: float[n, w, v].
+        """
+        n, w, _ = logits.shape
+        of_nodes = logits.view(n * w, -1)
+        if rows is None:
+            sampled = torch.argmax(of_nodes, dim=-1)
         elif len(rows) == n:
-            sampled = self._sample(_repeated(info, None, w), logits.clone(), verify_input.positions)
+            infos = _repeated(info, None, w)
+            sampled = self._sample(infos, of_nodes.clone(), verify_input.positions)
         else:
-            sampled = torch.argmax(logits, dim=-1)
-            at = to_device(np.array(rows, np.int64), str(logits.device))
-            slots = (at[:, None] * w + torch.arange(w, device=at.device)).view(-1)
+            sampled = torch.argmax(of_nodes, dim=-1)
+            slots = (rows[:, None] * w + torch.arange(w, device=rows.device)).view(-1)
             positions = verify_input.positions[slots]
-            sampled[slots] = self._sample(_repeated(info, at, w), logits[slots], positions)
+            sampled[slots] = self._sample(_repeated(info, rows, w), of_nodes[slots], positions)
         group = get_parallel().tp_group
-        if group.world_size > 1 and (rows or info.has_custom_logit_processor):
+        if group.world_size > 1 and (rows is not None or info.has_custom_logit_processor):
             # Ranks may differ in the last bit of a probability, and processors may do anything.
             group.broadcast(sampled, src=0)
         return sampled

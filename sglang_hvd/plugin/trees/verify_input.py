@@ -152,7 +152,7 @@ def verify_input_of(
 
 
 def num_accepted_of_model(accept_index: torch.Tensor, is_model_node: torch.Tensor) -> torch.Tensor:
-    """The number of tokens of each model drafter's draft that were right: int64[n].
+    """The number of tokens of each model drafter's draft that were right: int[n], as accept_index.
 
     Args:
         accept_index: int[n, depth]; the accepted slots of each request, the root first, numbered
@@ -162,4 +162,5 @@ def num_accepted_of_model(accept_index: torch.Tensor, is_model_node: torch.Tenso
     is_accepted = accept_index >= 0
     is_accepted[:, 0] = False  # the root
     slots = accept_index.clamp(min=0).to(torch.int64)
-    return (is_model_node.reshape(-1)[slots] & is_accepted).sum(dim=1)
+    is_right = is_model_node.reshape(-1)[slots] & is_accepted
+    return is_right.sum(dim=1, dtype=accept_index.dtype)

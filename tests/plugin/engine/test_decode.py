@@ -12,17 +12,19 @@ import torch
 
 from sglang_hvd.allocation import DraftExtend, VerifyWidths
 from sglang_hvd.plugin.engine import worker as worker_module
+from sglang_hvd.plugin.engine.catch_up import Due
 from sglang_hvd.plugin.engine.worker import HvdWorker
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.requests.step_planner import StepPlanner
 from sglang_hvd.step_clock import StepClock
 from sglang_hvd.types import DraftPlans
 
+NOBODY = Due()
 VERIFY_INPUT: Any = SimpleNamespace(is_model_node=None, kv_loc_plan="a window")
 RESULT = SimpleNamespace(next_token_ids="tokens", accept_lens="lengths", new_seq_lens="new")
 
 PLAN = ["launched.commit", "held.of_step", "drafter.plan", "launched.num_plain_with"]
-BEGIN_DRAFT = ["drafting", "catch_up.due_rows"]
+SEND = ["catch_up.due", "step_drafts.arrays", "send", "drafting", "catch_up.keep_settled"]
 CATCH_UP = ["states.use_base_width", "catch_up.run"]
 DRAFT_AND_VERIFY = [
     *("states.use_width", "step_drafts.draft", "step_drafts.lay_out", "not drafting"),
@@ -53,7 +55,7 @@ def decode(
     patch: pytest.MonkeyPatch,
     *,
     ahead: StepPlan | None = None,
-    due_rows: tuple[int, ...] = (),
+    due: Due = NOBODY,
     draft_extend: DraftExtend = DraftExtend.EVERY_STEP,
 ) -> tuple[list[str], Any]:
     """Runs one step of one request. Returns the calls, and the batch after it."""
@@ -65,7 +67,12 @@ def decode(
         yield
         calls.append("not drafting")
 
+    def send(arrays: dict[str, Any], _device: str) -> dict[str, Any]:
+        calls.append("send")
+        return arrays
+
     patch.setattr(worker_module, "drafting", drafting)
+    patch.setattr(worker_module, "all_to_device", send)
     worker: Any = HvdWorker.__new__(HvdWorker)
     worker.device = "cpu"
     worker._clock = StepClock()
@@ -75,13 +82,13 @@ def decode(
     held: Any = Part("held", calls, of_step=[request])
     drafter: Any = Part("drafter", calls, plan=DraftPlans.plain(1))
     worker._launched = launched
-    worker._node_sampler = SimpleNamespace(sample=lambda *_: None)
+    worker._node_sampler = SimpleNamespace(sample=lambda *_: None, arrays=lambda *_: {})
     worker._planner = StepPlanner(drafter, held, launched, VerifyWidths((1, 4), 4))
     worker._draft_extend = draft_extend
     worker._stub_skipped_draft_extend = lambda *_: calls.append("stub_skipped_draft_extend")
     parts: dict[str, dict[str, Any]] = {
-        "catch_up": {"due_rows": list(due_rows)},
-        "step_drafts": {"lay_out": VERIFY_INPUT},
+        "catch_up": {"due": due},
+        "step_drafts": {"arrays": {}, "lay_out": VERIFY_INPUT},
         "verifications": {"run": RESULT},
         "costs": {"time_extend": contextlib.nullcontext()},
         "states": {},
@@ -105,20 +112,20 @@ def decode(
     return calls, batch
 
 
-@pytest.mark.parametrize("due_rows", [(), (0,)])
+@pytest.mark.parametrize("due", [NOBODY, Due([0], [1])])
 @pytest.mark.parametrize("is_postponed", [False, True])
-def test_a_planned_step_commits_plans_drafts_verifies_and_extends(
-    monkeypatch: pytest.MonkeyPatch, due_rows: tuple[int, ...], is_postponed: bool
+def test_a_planned_step_commits_plans_sends_drafts_verifies_and_extends(
+    monkeypatch: pytest.MonkeyPatch, due: Due, is_postponed: bool
 ) -> None:
     calls, _ = decode(
         monkeypatch,
-        due_rows=due_rows,
+        due=due,
         draft_extend=DraftExtend.WHEN_DRAFTING if is_postponed else DraftExtend.EVERY_STEP,
     )
     assert calls == [
         *PLAN,
-        *BEGIN_DRAFT,
-        *(CATCH_UP if due_rows else []),
+        *SEND,
+        *(CATCH_UP if due.rows else []),
         *DRAFT_AND_VERIFY,
         *(POSTPONE if is_postponed else EXTEND),
     ]
@@ -139,6 +146,6 @@ def test_a_step_that_runs_ahead_neither_commits_nor_plans(
         gives_lengths=gives_lengths,
     )
     calls, batch = decode(monkeypatch, ahead=ahead)
-    assert calls == [*BEGIN_DRAFT, *DRAFT_AND_VERIFY, *EXTEND]
+    assert calls == [*SEND, *DRAFT_AND_VERIFY, *EXTEND]
     lengths = None if batch.seq_lens_cpu is None else batch.seq_lens_cpu.tolist()
     assert (lengths, batch.seq_lens_sum) == (([10], 10) if gives_lengths else (None, None))

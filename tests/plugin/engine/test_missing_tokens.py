@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sglang_hvd.allocation import DraftExtend
-from sglang_hvd.plugin.engine.catch_up import CatchUp
+from sglang_hvd.plugin.engine.catch_up import CatchUp, Due
 from sglang_hvd.plugin.engine.missing_tokens import Ints, MissingTokens
 from tests.plugin.requests.served_requests import ServedRequests
 
@@ -30,7 +30,13 @@ def num_of(missing: MissingTokens, *numbers: int) -> list[int]:
 
 
 def settle(missing: MissingTokens, of: list[int], cached: list[int]) -> None:
-    missing.settle(slots(*of), slots(*cached))
+    missing.move(torch.from_numpy(missing.settle(slots(*of), slots(*cached))))
+
+
+def take(missing: MissingTokens, *of: int) -> tuple[list[int], torch.Tensor]:
+    """Token ids and hidden states."""
+    token_ids, hidden_states = missing.read(torch.from_numpy(missing.take(slots(*of))))
+    return token_ids.tolist(), hidden_states
 
 
 def committed(step: int, num_requests: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,10 +56,9 @@ def test_committed_tokens_wait_in_order_and_the_rest_is_dropped() -> None:
     verify(missing, 2, [B, A], [21, 12])
     settle(missing, [B, A], [25, 13])
     assert num_of(missing, A, B) == [3, 5]
-    tokens = missing.take(slots(B, A))
-    assert tokens.lengths == [5, 3]
-    assert tokens.token_ids.tolist() == [104, 200, 201, 202, 203, 100, 101, 204]
-    assert tokens.hidden_states[:, 1].tolist() == [-float(t) for t in tokens.token_ids]
+    token_ids, hidden_states = take(missing, B, A)
+    assert token_ids == [104, 200, 201, 202, 203, 100, 101, 204]
+    assert hidden_states[:, 1].tolist() == [-float(t) for t in token_ids]
     assert num_of(missing, A, B) == [0, 0]
 
 
@@ -100,10 +105,48 @@ def test_what_waits_takes_no_more_memory_than_there_is_for_it() -> None:
             cached[row] += 1 + (step + row) % WIDTH
         settle(missing, at, cached[: len(at)])
         if num_of(missing, *at)[0] > 40:
-            missing.take(slots(*at))
+            take(missing, *at)
     assert missing._hidden_states is not None
     assert 41 <= len(missing._hidden_states) <= 100
     assert len(missing._free) + sum(num_of(missing, A, B)) == len(missing._hidden_states)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_of_calls_keeps_what_a_list_for_each_request_would(seed: int) -> None:
+    random, missing = np.random.default_rng(seed), MissingTokens(400)
+    lacks: dict[int, list[int]] = {}  # by slot: the tokens, in order
+    cached = dict.fromkeys(range(12), 0)
+    for step in range(1, 80):
+        batch = random.permutation(12)[: random.integers(1, 9)].tolist()
+        for slot in batch:
+            if random.random() < 0.1:  # prefilled, with whatever it has
+                missing.forget(slots(slot))
+                lacks[slot] = []
+        verify(missing, step, batch, [cached[slot] for slot in batch])
+        token_ids = committed(step, len(batch))[0].view(-1, WIDTH).tolist()
+        again = {slot for slot in batch if random.random() < 0.05}
+        for slot in again:
+            missing.forget(slots(slot))
+            lacks[slot] = []
+        stay = [slot for slot in batch if random.random() < 0.9] or batch
+        for row, slot in enumerate(batch):
+            num_new = int(random.integers(1, WIDTH + 1))
+            if random.random() < 0.05:  # another length than any verification gives
+                lacks[slot], num_new = [], WIDTH + 1
+            elif slot not in again:
+                lacks.setdefault(slot, []).extend(token_ids[row][:num_new])
+            cached[slot] += num_new
+        joined = [slot for slot in range(12) if slot not in batch and random.random() < 0.2]
+        now = [*stay, *joined]
+        random.shuffle(now)
+        settle(missing, now, [cached[slot] for slot in now])
+        lacks = {slot: of for slot, of in lacks.items() if slot in now}
+        assert num_of(missing, *now) == [len(lacks.get(slot, [])) for slot in now]
+        due = [slot for slot in now if lacks.get(slot) and random.random() < 0.4]
+        if due:
+            found, hidden_states = take(missing, *due)
+            assert found == [token for slot in due for token in lacks.pop(slot)]
+            assert hidden_states[:, 1].tolist() == [-float(token) for token in found]
 
 
 def test_settling_twice_adds_nothing() -> None:
@@ -128,10 +171,9 @@ def test_a_run_of_single_tokens_waits_by_request() -> None:
             settle(missing, [B], [201])
     settle(missing, [C, B], [301, 301])
     assert num_of(missing, A, B, C) == [0, 3, 1]
-    tokens = missing.take(slots(C, B))
-    assert tokens.lengths == [1, 3]
-    assert tokens.token_ids.tolist() == [31, 11, 21, 30]
-    assert tokens.hidden_states[:, 1].tolist() == [-31, -11, -21, -30]
+    token_ids, hidden_states = take(missing, C, B)
+    assert token_ids == [31, 11, 21, 30]
+    assert hidden_states[:, 1].tolist() == [-31, -11, -21, -30]
 
 
 def test_a_flush_leaves_no_copies() -> None:
@@ -159,7 +201,7 @@ def test_a_flush_leaves_no_copies() -> None:
 def test_nothing_waits_where_draft_extend_follows_every_step() -> None:
     nothing: Any = None
     catch_up = CatchUp(nothing, DraftExtend.EVERY_STEP, max_nodes=8, costs=nothing, clock=nothing)
-    assert catch_up.due_rows([nothing], nothing) == []
+    assert catch_up.due([nothing], nothing) == Due()
     catch_up.keep([nothing], nothing, nothing)
     assert catch_up._missing._verified is None
     catch_up.forget([nothing])

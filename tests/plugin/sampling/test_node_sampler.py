@@ -10,6 +10,7 @@ import pytest
 import torch
 from sglang.srt.layers.sampler import Sampler
 
+from sglang_hvd.plugin.device.host_transfer import all_to_device
 from sglang_hvd.plugin.sampling import node_sampler
 from sglang_hvd.plugin.sampling.node_sampler import NodeSampler, RowSampler
 
@@ -23,6 +24,7 @@ class Info:
     top_ks: torch.Tensor
     min_ps: torch.Tensor
     sampling_seed: torch.Tensor | None = None
+    logit_bias: torch.Tensor | None = None
     is_all_greedy: bool = False
     has_custom_logit_processor: bool = False
     grammars: Any = None
@@ -43,7 +45,7 @@ def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(are_greedy: list[bool]) -> Any:
     rows = [row for row, is_greedy in enumerate(are_greedy) if not is_greedy]
-    return SimpleNamespace(held=are_greedy, width=2, sampled_rows=rows)
+    return SimpleNamespace(held=are_greedy, sampled_rows=rows, penalised_rows=[])
 
 
 def sampler(seen: list[int]) -> NodeSampler:
@@ -70,7 +72,12 @@ def test_only_the_nodes_of_sampled_requests_are_sampled(
     verify_input: Any = SimpleNamespace(positions=torch.arange(2 * num))
     logits = torch.zeros(2 * num, 3)
     logits[:, 1] = 1.0
-    found = sampler(seen)._sampled(planned(are_greedy), verify_input, Info.of(num), logits)
+    batch: Any = SimpleNamespace(sampling_info=Info.of(num))
+    of_sampler = sampler(seen)
+    sent = all_to_device(of_sampler.arrays(planned(are_greedy), batch), "cpu")
+    found = of_sampler._sampled(
+        sent.get("sampled_rows"), verify_input, Info.of(num), logits.view(num, 2, 3)
+    )
     assert seen == num_sampled
     assert found.view(num, 2)[:, 0].tolist() == [1 if greedy else 0 for greedy in are_greedy]
 
