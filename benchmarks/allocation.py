@@ -122,7 +122,7 @@ def _postpone(num_requests: int) -> Callable[[], object]:
         missing.keep(slots, cached_lens, token_ids, hidden_states)
         settled = missing.settle(slots, cached_lens + num_new)
         sent = all_to_device({"settled": settled, "taken": missing.take(slots)}, "cpu")
-        missing.move(sent["settled"])
+        missing.store(sent["settled"])
         missing.read(sent["taken"])
 
     return step

@@ -158,8 +158,7 @@ def step_us(text: str, seconds: float, num_cycles: Sequence[int]) -> float | Non
 def _run(server: SglangServer, text: str, num: int, max_tokens: int) -> tuple[float, list[int]]:
     """Seconds of a batch, and the decode steps of each request."""
     sampling = {**SAMPLING[text], "max_new_tokens": max_tokens, "ignore_eos": True}
-    prompts = prompts_of(1) * num if text == "same" else prompts_of(num)
-    body = {"text": prompts, "sampling_params": sampling}
+    body = {"text": prompts_of(text, num), "sampling_params": sampling}
     began = time.perf_counter()
     answers = server.post("/generate", body)
     seconds = time.perf_counter() - began
@@ -167,8 +166,11 @@ def _run(server: SglangServer, text: str, num: int, max_tokens: int) -> tuple[fl
     return seconds, [a["meta_info"].get("spec_verify_ct") or max_tokens - 1 for a in answers]
 
 
-def prompts_of(num: int) -> list[str]:
-    """The shortest first questions of the demo, as its chat template renders them."""
+def prompts_of(text: str, num: int) -> list[str]:
+    """The shortest first questions of the demo, as its chat template renders them. text: see
+    SAMPLING."""
+    if text == "same":
+        return prompts_of("text", 1) * num
     questions = [
         session.turns[0].user
         for family in FAMILIES

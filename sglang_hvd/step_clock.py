@@ -31,7 +31,7 @@ class Stage(enum.Enum):
     is on this way, a device has nothing to do but to draft."""
 
     SCHEDULE = "schedule"  # SGLang's scheduler, between two steps
-    PLAN = "plan"  # commit the tokens, and decide what each request verifies
+    PLAN = "plan"  # commit the tokens, decide what each request verifies, send it to the device
     DRAFT = "draft"  # run the model drafter, or launch it; no part of the gap
     LAYOUT = "layout"  # lay the drafts out as verify trees
     LAUNCH = "launch"  # SGLang's preparation, up to the target model's forward pass

@@ -18,6 +18,7 @@ from sglang_hvd.demo.server import SglangServer, flush_cache
 
 # SGLang's own modes, to compare with. They know no setups of HVD, so each runs once.
 _OTHERS: tuple[Mode, ...] = ("plain", "eagle3")
+_TEXTS = "text", "noise"
 _ROUNDS = 3
 _PROFILED_STEPS = 20
 _PROFILED_TOKENS = 20 * _PROFILED_STEPS  # a step commits several tokens
@@ -42,7 +43,7 @@ def _rows(
     setup: Setup, mode: Mode, options: argparse.Namespace, done: Sequence[Row]
 ) -> Iterator[Row]:
     known = {(row["text"], row["requests"]) for row in done}
-    cells = [(text, num) for num in options.concurrency for text in SAMPLING]
+    cells = [(text, num) for num in options.concurrency for text in _TEXTS]
     cells = [cell for cell in cells if cell not in known]
     if not cells:
         return
@@ -66,7 +67,7 @@ def _gpu_use(server: SglangServer, text: str, num: int, options: argparse.Namesp
     if options.device == "cpu":
         return None
     sampling = {**SAMPLING[text], "max_new_tokens": _PROFILED_TOKENS, "ignore_eos": True}
-    bodies = [{"text": prompt, "sampling_params": sampling} for prompt in prompts_of(num)]
+    bodies = [{"text": prompt, "sampling_params": sampling} for prompt in prompts_of(text, num)]
     flush_cache(server.url)
     with tempfile.TemporaryDirectory() as folder:
         try:

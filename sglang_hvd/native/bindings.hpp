@@ -11,5 +11,6 @@ void bind_payoff(nanobind::module_& m);
 void bind_allocation(nanobind::module_& m);
 void bind_drafter(nanobind::module_& m);
 void bind_trees(nanobind::module_& m);
+void bind_engine(nanobind::module_& m);
 
 }  // namespace sglang_hvd

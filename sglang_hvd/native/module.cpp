@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
     sglang_hvd::bind_allocation(m);
     sglang_hvd::bind_drafter(m);
     sglang_hvd::bind_trees(m);
+    sglang_hvd::bind_engine(m);
 }

@@ -325,6 +325,21 @@ def test_every_source_has_its_own_counts() -> None:
     )
 
 
+def test_the_counts_of_all_are_those_of_ended_and_active_requests() -> None:
+    made = drafter("cache")
+    ended = RequestStats()
+    for rid in ("a", "b", "c"):
+        made.start(rid, [1, 2, 3])
+        made.extend(rid, [1])
+        made.plan([rid])
+        made.commit([rid], outcome_batch([VerifyOutcome([2, 3], 1)]))
+        if rid != "c":
+            ended += made.finish(rid, output_ids=None, keep=False)
+    made.flush()
+    assert made.stats_of_all() == ended + made.stats("c")
+    assert made.stats_of_all().num_accepted_drafts == {"cache": 3}
+
+
 def test_a_cycle_must_be_planned_before_it_is_committed() -> None:
     made = started(drafter())
     made.plan(["r"])

@@ -452,7 +452,7 @@ private:
     StepAllocator* allocator_;
     std::optional<Rule> rule_;
     std::size_t num_sets_;
-    CycleCounts of_all_;  // requests so far
+    CycleCounts of_all_;  // all requests so far, ended ones included
     std::uint8_t cache_bit_;
     bool asks_votes_, is_survival_ = false;
     Network* network_ = nullptr;

@@ -23,13 +23,16 @@ class HostCopy:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
+        dtypes = {tensor.dtype for tensor in tensors}
+        assert len(dtypes) == 1, f"one copy takes one type, not {dtypes}"
         if stream is None:
             self._host = list(tensors)
             self._done = None
             return
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            packed = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            flat = [tensor.reshape(-1) for tensor in tensors]
+            packed = torch.cat(flat) if len(flat) > 1 else flat[0]
             host = torch.empty_like(packed, device="cpu", pin_memory=True)
             host.copy_(packed, non_blocking=True)
             self._host = _parts(host, [tensor.shape for tensor in tensors])
@@ -47,7 +50,8 @@ class HostCopy:
 
 def copy_stream(device: str) -> torch.cuda.Stream | None:
     """The side stream for `HostCopy`, None where the device is the host."""
-    return torch.cuda.Stream() if device == "cuda" else None
+    # Draft-extend, which is launched next, must not go before the copy's kernel.
+    return torch.cuda.Stream(priority=-1) if device == "cuda" else None
 
 
 def to_device(array: np.ndarray, device: str) -> torch.Tensor:
@@ -62,8 +66,6 @@ def all_to_device(
     arrays: Mapping[str, npt.NDArray[np.int64]], device: str
 ) -> dict[str, torch.Tensor]:
     """Sends arrays in one copy, without waiting for the device. The tensors share memory."""
-    if not arrays:
-        return {}
     num = sum(array.size for array in arrays.values())
     packed = torch.empty(num, dtype=torch.int64, pin_memory=device != "cpu")
     np.concatenate([array.reshape(-1) for array in arrays.values()], out=packed.numpy())

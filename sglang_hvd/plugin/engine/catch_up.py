@@ -27,7 +27,7 @@ from sglang.srt.speculative.spec_utils import fast_topk, renorm_draft_probs
 from sglang_hvd.allocation import DraftExtend
 from sglang_hvd.config import HvdConfig, PostponeExtend
 from sglang_hvd.plugin.engine.draft_worker import rows_of
-from sglang_hvd.plugin.engine.missing_tokens import Ints, MissingTokens, ranges
+from sglang_hvd.plugin.engine.missing_tokens import Ints, MissingTokens
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.step_clock import Phase, StepClock
@@ -51,7 +51,7 @@ def draft_extend_of(config: HvdConfig, *, device: str, has_mrope: bool) -> Draft
     return DraftExtend.EVERY_STEP if has_mrope and found.catches_up else found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Due:
     """Which requests of a step catch up.
 
@@ -60,8 +60,8 @@ class Due:
     arrays: what the device needs, by its name.
     """
 
-    rows: Sequence[int] = ()
-    lengths: Sequence[int] = ()
+    rows: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
     arrays: Mapping[str, Ints] = field(default_factory=dict)
 
 
@@ -98,10 +98,10 @@ class CatchUp:
         with self._clock.measure(Phase.BUILD):
             return self._due(reqs, plan)
 
-    def keep_settled(self, sent: Mapping[str, torch.Tensor]) -> None:
-        """Keeps what the last step committed. sent: Due.arrays on the device."""
-        if "settled" in sent:
-            self._missing.move(sent["settled"])
+    def store(self, sent: Mapping[str, torch.Tensor]) -> None:
+        """Stores what the last step committed. sent: Due.arrays on the device."""
+        if self._draft_extend.catches_up:
+            self._missing.store(sent["settled"])
 
     def run(
         self, batch: ScheduleBatch, plan: StepPlan, due: Due, sent: Mapping[str, torch.Tensor]
@@ -156,7 +156,8 @@ class CatchUp:
         if not rows:
             return Due(arrays={"settled": settled})
         lengths, ends = num_missing[rows], cached_lens[rows]
-        places = np.stack([np.arange(len(rows)).repeat(lengths), ranges(ends - lengths, lengths)])
+        after = lengths.cumsum()
+        positions = (ends - after).repeat(lengths) + np.arange(after[-1])
         return Due(
             rows,
             lengths.tolist(),
@@ -164,7 +165,7 @@ class CatchUp:
                 "settled": settled,
                 "taken": self._missing.take(slots[rows]),
                 "due_rows": np.array(rows),
-                "due_positions": places,
+                "due_positions": np.stack([np.arange(len(rows)).repeat(lengths), positions]),
             },
         )
 
@@ -191,7 +192,7 @@ class CatchUp:
             some.req_pool_indices[rows], positions
         ].to(torch.int64)
         some.prefix_lens = [end - num for end, num in zip(cached_lens, due.lengths, strict=True)]
-        some.extend_lens = list(due.lengths)
+        some.extend_lens = due.lengths
         some.extend_num_tokens = len(token_ids)
         some.seq_lens_cpu = torch.tensor(cached_lens)
         some.seq_lens_sum = sum(cached_lens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +141,7 @@ def drafting(draft_worker: EagleDraftWorker) -> Iterator[None]:
         yield
 
 
-def rows_of(batch: ScheduleBatch, rows: Sequence[int], on_device: torch.Tensor) -> ScheduleBatch:
+def rows_of(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> ScheduleBatch:
     """These rows of a batch as a batch of their own, as far as forwards of the draft model read it.
 
     on_device: int64[len(rows)]; the rows, on the batch's device.

@@ -71,7 +71,7 @@ class StepDrafts:
         """What the device needs of the plan, by its name."""
         found: dict[str, npt.NDArray[np.int64]] = {}
         with self._clock.measure(Phase.BUILD):
-            if self._device != "cpu":
+            if self._device != "cpu" and plan.width > 1:
                 found["cache_nodes"] = _cache_nodes(plan)
             drafting = plan.drafting_rows
             if len(drafting):
@@ -88,8 +88,8 @@ class StepDrafts:
         drafting = plan.drafting_rows
         if not len(drafting):
             return None
-        rows = sent.get("drafting_rows")
-        is_all = rows is None
+        is_all = len(drafting) == len(plan.held)
+        rows = None if is_all else sent["drafting_rows"]
         self._num_draft_rounds += 1
         self._num_partial_draft_rounds += not is_all
         num_steps = plan.drafts.num_model_steps
@@ -127,7 +127,8 @@ class StepDrafts:
             if self._device == "cpu":
                 verify_input = self._on_host(batch, plan, model_trees, place)
             else:
-                nodes = _nodes_of(sent["cache_nodes"], batch.spec_info.bonus_tokens)
+                roots = batch.spec_info.bonus_tokens
+                nodes = _roots(roots) if plan.width == 1 else _nodes_of(sent["cache_nodes"], roots)
                 verify_input = self._on_device(batch, plan, model_trees, place, nodes)
         # A model tree branches; a model chain branches only in addition to a cache draft.
         cache_drafts, is_drafting = plan.drafts.drafts, plan.drafts.num_model_nodes > 0
@@ -240,6 +241,12 @@ def _cache_nodes(plan: StepPlan) -> npt.NDArray[np.int64]:
     rows[:, w + 1 : w + 1 + longest] = drafts.parents + 1
     rows[:, 2 * w] = 1 + drafts.num_nodes
     return rows
+
+
+def _roots(roots: torch.Tensor) -> DraftNodes:
+    """Requests without a draft. roots: int[n]; the last committed tokens."""
+    token_ids = roots.to(torch.int64)[:, None]
+    return DraftNodes(token_ids, torch.zeros_like(token_ids), torch.ones_like(token_ids[:, 0]))
 
 
 def _nodes_of(cache_nodes: torch.Tensor, roots: torch.Tensor) -> DraftNodes:

@@ -255,16 +255,16 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             batch.seq_lens_cpu = torch.tensor(plan.cached_lens)
             batch.seq_lens_sum = sum(plan.cached_lens)
             assert self.device == "cuda" or batch.seq_lens.tolist() == plan.cached_lens
-        # Send all that the device needs of this.
+        # Send in one copy all that the device needs: to catch up, to draft, to lay out, to sample.
         due = self._catch_up.due(batch.reqs, plan)
-        arrays = {**due.arrays, **self._step_drafts.arrays(plan)}
-        arrays |= self._node_sampler.arrays(plan, batch)
+        of_drafts = self._step_drafts.arrays(plan)
+        of_sampling = self._node_sampler.arrays(plan, batch)
         with self._clock.measure(Phase.TRANSFER):
-            sent = all_to_device(arrays, self.device)
+            sent = all_to_device({**due.arrays, **of_drafts, **of_sampling}, self.device)
         self._clock.reach(Stage.PLAN)
         # Draft with the model drafter, whose KV cache may have to catch up first, and lay out.
         with drafting(self._draft_worker), spec_stage_span("draft"):
-            self._catch_up.keep_settled(sent)
+            self._catch_up.store(sent)
             if due.rows:
                 self._states.use_base_width()
                 self._catch_up.run(batch, plan, due, sent)

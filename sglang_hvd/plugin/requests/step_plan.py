@@ -60,6 +60,11 @@ class StepPlan:
             return []
         return [row for row, held in enumerate(self.held) if held.kind.penalties is not None]
 
+    @property
+    def biased_rows(self) -> list[int]:
+        """The requests with a logit bias."""
+        return [row for row, held in enumerate(self.held) if held.kind.has_logit_bias]
+
     def max_depth(self, rows: Sequence[int]) -> int:
         """No path of these requests has more draft tokens."""
         drafts = self.drafts

@@ -106,17 +106,16 @@ class NodeSampler:
             info.acc_scaling_penalties = scaling.index_copy(0, at, found.scaling[:, 0])
 
     def arrays(self, plan: StepPlan, batch: ScheduleBatch) -> dict[str, npt.NDArray[np.int64]]:
-        """The requests of the step that ask for something, for the device, by what they ask for."""
-        info, held = batch.sampling_info, plan.held
+        """What the device needs to sample, by its name: the rows of the requests that ask for
+        something."""
+        info = batch.sampling_info
         # SGLang does not look again whether all are greedy when a request ends.
         rows = {
             "sampled_rows": [] if info.is_all_greedy else plan.sampled_rows,
             "penalised_rows": plan.penalised_rows,
-            "biased_rows": []
-            if info.logit_bias is None
-            else [row for row, of in enumerate(held) if of.kind.has_logit_bias],
+            "biased_rows": [] if info.logit_bias is None else plan.biased_rows,
         }
-        return {name: np.array(some, np.int64) for name, some in rows.items() if some}
+        return {name: np.array(of_batch, np.int64) for name, of_batch in rows.items()}
 
     def sample(
         self,
@@ -141,12 +140,12 @@ class NodeSampler:
         """
         info, logits = batch.sampling_info, logits_output.next_token_logits
         n, w = len(plan.held), plan.width
-        if "penalised_rows" in sent:
+        if len(sent["penalised_rows"]):
             self._penalise(plan, sent["penalised_rows"], verify_input, logits.view(n, w, -1))
         if grammar_mask is not None:
             grammar_mask.apply(logits)
-        if "biased_rows" in sent:
-            at = sent["biased_rows"]
+        at = sent["biased_rows"]
+        if len(at):
             bias = info.logit_bias[at, None].expand(-1, w, -1).to(logits.dtype)
             logits.view(n, w, -1).index_add_(0, at, bias)
         candidates = verify_input.draft_token.reshape(n, w)
@@ -160,7 +159,7 @@ class NodeSampler:
             if group.world_size > 1:  # a processor may fail on one rank alone
                 candidates = group.broadcast(candidates.contiguous(), src=0)
         sanitize_nan_logits(logits, "verification: logits of the target model")
-        sampled = self._sampled(sent.get("sampled_rows"), verify_input, info, logits.view(n, w, -1))
+        sampled = self._sampled(sent["sampled_rows"], verify_input, info, logits.view(n, w, -1))
 
         predict = torch.zeros(n * w, dtype=torch.int32, device=logits.device)
         accept_index = torch.full((n, w), -1, dtype=torch.int32, device=logits.device)
@@ -211,19 +210,19 @@ class NodeSampler:
 
     def _sampled(
         self,
-        rows: torch.Tensor | None,
+        rows: torch.Tensor,
         verify_input: HvdVerifyInput,
         info: SamplingBatchInfo,
         logits: torch.Tensor,
     ) -> torch.Tensor:
         """int64[n * w]: the token after each node.
 
-        rows: int64[k]; the requests that do not decode greedily; None if there are none.
+        rows: int64[k]; the requests that do not decode greedily.
         logits: float[n, w, v].
         """
         n, w, _ = logits.shape
         of_nodes = logits.view(n * w, -1)
-        if rows is None:
+        if not len(rows):
             sampled = torch.argmax(of_nodes, dim=-1)
         elif len(rows) == n:
             infos = _repeated(info, None, w)
@@ -234,7 +233,7 @@ class NodeSampler:
             positions = verify_input.positions[slots]
             sampled[slots] = self._sample(_repeated(info, rows, w), of_nodes[slots], positions)
         group = get_parallel().tp_group
-        if group.world_size > 1 and (rows is not None or info.has_custom_logit_processor):
+        if group.world_size > 1 and (len(rows) or info.has_custom_logit_processor):
             # Ranks may differ in the last bit of a probability, and processors may do anything.
             group.broadcast(sampled, src=0)
         return sampled

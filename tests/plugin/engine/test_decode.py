@@ -24,7 +24,7 @@ VERIFY_INPUT: Any = SimpleNamespace(is_model_node=None, kv_loc_plan="a window")
 RESULT = SimpleNamespace(next_token_ids="tokens", accept_lens="lengths", new_seq_lens="new")
 
 PLAN = ["launched.commit", "held.of_step", "drafter.plan", "launched.num_plain_with"]
-SEND = ["catch_up.due", "step_drafts.arrays", "send", "drafting", "catch_up.keep_settled"]
+SEND = ["catch_up.due", "step_drafts.arrays", "send", "drafting", "catch_up.store"]
 CATCH_UP = ["states.use_base_width", "catch_up.run"]
 DRAFT_AND_VERIFY = [
     *("states.use_width", "step_drafts.draft", "step_drafts.lay_out", "not drafting"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sglang_hvd.allocation import DraftExtend
-from sglang_hvd.plugin.engine.catch_up import CatchUp, Due
+from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.engine.missing_tokens import Ints, MissingTokens
 from tests.plugin.requests.served_requests import ServedRequests
 
@@ -30,7 +30,7 @@ def num_of(missing: MissingTokens, *numbers: int) -> list[int]:
 
 
 def settle(missing: MissingTokens, of: list[int], cached: list[int]) -> None:
-    missing.move(torch.from_numpy(missing.settle(slots(*of), slots(*cached))))
+    missing.store(torch.from_numpy(missing.settle(slots(*of), slots(*cached))))
 
 
 def take(missing: MissingTokens, *of: int) -> tuple[list[int], torch.Tensor]:
@@ -108,7 +108,7 @@ def test_what_waits_takes_no_more_memory_than_there_is_for_it() -> None:
             take(missing, *at)
     assert missing._hidden_states is not None
     assert 41 <= len(missing._hidden_states) <= 100
-    assert len(missing._free) + sum(num_of(missing, A, B)) == len(missing._hidden_states)
+    assert missing._places.num_places <= len(missing._hidden_states)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -195,13 +195,16 @@ def test_a_flush_leaves_no_copies() -> None:
     served.worker().clear_cache_pool()
     gc.collect()
     assert [copy() for copy in copies] == [None] * 2
-    assert len(missing._free) == len(missing._num) == 0
+    assert missing._places.num_places == 0
+    assert num_of(missing, A, B) == [0, 0]
 
 
 def test_nothing_waits_where_draft_extend_follows_every_step() -> None:
     nothing: Any = None
     catch_up = CatchUp(nothing, DraftExtend.EVERY_STEP, max_nodes=8, costs=nothing, clock=nothing)
-    assert catch_up.due([nothing], nothing) == Due()
+    due = catch_up.due([nothing], nothing)
+    assert (due.rows, due.arrays) == ([], {})
+    catch_up.store({})
     catch_up.keep([nothing], nothing, nothing)
     assert catch_up._missing._verified is None
     catch_up.forget([nothing])

@@ -13,7 +13,7 @@ import torch
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
 from sglang_hvd.plugin.device.host_transfer import all_to_device
-from sglang_hvd.plugin.engine.step_drafts import StepDrafts, _nodes_of
+from sglang_hvd.plugin.engine.step_drafts import StepDrafts, _nodes_of, _roots
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.plugin.trees import host_layout
 from sglang_hvd.step_clock import StepClock
@@ -26,9 +26,10 @@ def step_of(num_cache: list[int], are_trees: list[bool], num_model: list[int]) -
     """One whose requests verify so many nodes of the cache and of the model drafter."""
     num = len(num_cache)
     drafts = DraftBatch.of_size(num, WIDTH - 1).chains(np.array(num_cache, np.int32))
+    token_ids = np.arange(drafts.token_ids.size, dtype=np.int32).reshape(drafts.token_ids.shape)
     plans = replace(
         DraftPlans.plain(num),
-        drafts=replace(drafts, are_trees=np.array(are_trees)),
+        drafts=replace(drafts, token_ids=token_ids, are_trees=np.array(are_trees)),
         num_model_nodes=np.array(num_model, np.int32),
     )
     held: Any = [None] * num
@@ -93,7 +94,6 @@ def test_chains_of_different_requests_do_not_branch() -> None:
 def test_a_device_is_sent_the_nodes_that_the_host_lays_out() -> None:
     plan = step_of([3, 0, 2], [False] * 3, [0, 2, 1])
     drafts = plan.drafts.drafts
-    drafts.token_ids[:] = np.arange(drafts.token_ids.size).reshape(drafts.token_ids.shape)
     roots, seq_lens = torch.tensor([71, 72, 73]), torch.tensor([9, 9, 9])
     sent = all_to_device(step_drafts_on("cuda", 1).arrays(plan), "cpu")
     nodes = _nodes_of(sent["cache_nodes"], roots)
@@ -109,3 +109,11 @@ def test_a_device_is_sent_the_nodes_that_the_host_lays_out() -> None:
         assert nodes.token_ids[row, 0] == expected.token_ids[row, 0]
     assert sent["drafting_rows"].tolist() == [1, 2]
     assert sent["num_kept"].tolist() == [2, 1]
+
+
+def test_a_step_without_drafts_sends_no_nodes() -> None:
+    plan = replace(step_of([0, 0], [False] * 2, [0, 0]), width=1)
+    assert step_drafts_on("cuda", 1).arrays(plan) == {}
+    nodes = _roots(torch.tensor([71, 72], dtype=torch.int32))
+    assert nodes.token_ids.tolist() == [[71], [72]]
+    assert (nodes.parents.tolist(), nodes.num_used.tolist()) == ([[0], [0]], [1, 1])

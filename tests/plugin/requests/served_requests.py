@@ -137,7 +137,7 @@ class ServedRequests:
         """
         assert self.step is not None, "a step is planned before it is verified"
         num, width = len(self.step.held), self.step.width
-        rows = torch.full((num, width), 99)
+        rows = torch.full((num, width), 99, dtype=torch.int32)
         given = torch.tensor(token_ids).view(num, -1)
         rows[:, : given.shape[1]] = given
         accept_lens = torch.tensor(num_committed or [1] * num, dtype=torch.int32)

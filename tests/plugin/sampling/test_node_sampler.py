@@ -76,7 +76,7 @@ def test_only_the_nodes_of_sampled_requests_are_sampled(
     of_sampler = sampler(seen)
     sent = all_to_device(of_sampler.arrays(planned(are_greedy), batch), "cpu")
     found = of_sampler._sampled(
-        sent.get("sampled_rows"), verify_input, Info.of(num), logits.view(num, 2, 3)
+        sent["sampled_rows"], verify_input, Info.of(num), logits.view(num, 2, 3)
     )
     assert seen == num_sampled
     assert found.view(num, 2)[:, 0].tolist() == [1 if greedy else 0 for greedy in are_greedy]
