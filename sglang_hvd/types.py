@@ -84,32 +84,12 @@ class VerifyOutcomes:
         request ended inside its draft, else all but the bonus token.
     num_model_accepted: int32[num_requests], tokens of the model drafter's draft that were right, if
         it was verified together with another draft; below 0 if it is not known.
-
-    Raises ValueError if they disagree.
     """
 
     token_ids: TokenIds
     lengths: npt.NDArray[np.int32]
     num_accepted_drafts: npt.NDArray[np.int32]
     num_model_accepted: npt.NDArray[np.int32]
-
-    def __post_init__(self) -> None:
-        num = len(self.token_ids)
-        for of_requests in (self.lengths, self.num_accepted_drafts, self.num_model_accepted):
-            if of_requests.shape != (num,) or of_requests.dtype != np.int32:
-                raise ValueError(
-                    f"outcomes of {num} requests need int32[{num}], got "
-                    f"{of_requests.dtype}{list(of_requests.shape)}"
-                )
-        num_target = self.lengths - self.num_accepted_drafts
-        if num and (
-            num_target.min() < 0 or num_target.max() > 1 or self.num_accepted_drafts.min() < 0
-        ):
-            raise ValueError(
-                "a cycle commits its accepted drafts and at most one bonus token, got "
-                f"{self.lengths.tolist()} tokens with {self.num_accepted_drafts.tolist()} accepted "
-                "drafts"
-            )
 
     def select(self, places: Places) -> "VerifyOutcomes":
         """The outcomes of some of the requests."""

@@ -22,7 +22,6 @@ from sglang_hvd.types import (
     DraftPlans,
     HostDrafts,
     MatchOrigin,
-    VerifyOutcomes,
 )
 
 
@@ -136,35 +135,3 @@ def test_a_cycle_commits_accepted_drafts_and_at_most_one_target_token(
     assert outcomes.lengths.tolist() == [len(token_ids), 4]
     assert outcomes.num_accepted_drafts.tolist() == [num_accepted, 3]
     assert outcomes.num_model_accepted.tolist() == [-1, 2]
-
-
-@pytest.mark.parametrize(("token_ids", "num_accepted"), [([1], 2), ([1, 2], 0), ([], -1)])
-def test_an_outcome_whose_counts_disagree_is_refused(
-    token_ids: list[int], num_accepted: int
-) -> None:
-    message = rf"\[{len(token_ids)}\] tokens with \[{num_accepted}\] accepted"
-    with pytest.raises(ValueError, match=message):
-        outcome_batch([VerifyOutcome(token_ids, num_accepted)])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "num_accepted", "message"),
-    [
-        ([1, 2], [0, 0], "at most one bonus token"),
-        ([1, 2], [0, 3], "at most one bonus token"),
-        ([0, 2], [-1, 1], "at most one bonus token"),
-        ([1], [0], "of 2 requests need int32"),
-    ],
-)
-def test_outcomes_that_disagree_are_refused(
-    lengths: list[int], num_accepted: list[int], message: str
-) -> None:
-    arrays = (np.array(values, np.int32) for values in (lengths, num_accepted, [-1, -1]))
-    with pytest.raises(ValueError, match=message):
-        VerifyOutcomes(np.zeros((2, 4), np.int32), *arrays)
-
-
-def test_outcomes_of_another_type_are_refused() -> None:
-    of_requests = np.zeros(1, np.int32)
-    with pytest.raises(ValueError, match="got int64"):
-        VerifyOutcomes(np.zeros((1, 4), np.int32), of_requests, np.zeros(1, np.int64), of_requests)

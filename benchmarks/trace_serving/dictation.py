@@ -74,10 +74,12 @@ class Dictation:
         tree = self._tree(batch, shape, [num] * len(batch.reqs), draft_tokens)
         return build(batch, draft_input, *tree, *args, **kw)
 
-    def draft(self, draft: Callable[..., Any], step_drafts: Any, batch: Any, plan: StepPlan) -> Any:
+    def draft(
+        self, draft: Callable[..., Any], step_drafts: Any, batch: Any, plan: StepPlan, sent: Any
+    ) -> Any:
         """AROUND StepDrafts.draft. Notes the sizes of the trees that the plan asks for."""
         self._num_nodes = [num for num in plan.drafts.num_model_nodes.tolist() if num]
-        return draft(step_drafts, batch, plan)
+        return draft(step_drafts, batch, plan, sent)
 
     def run_model_drafter(
         self, run: Callable[..., Any], step_drafts: Any, batch: Any, num_steps: int, width: int

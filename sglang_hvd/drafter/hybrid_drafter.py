@@ -331,8 +331,8 @@ class HybridDrafter:
     def commit(self, rids: Sequence[Hashable], outcomes: VerifyOutcomes) -> None:
         """Commits the outcomes of the cycles planned last; row i belongs to rids[i].
 
-        Raises KeyError for a request that is not active, ValueError for invalid token ids; then
-        nothing has changed.
+        Raises KeyError for a request that is not active, ValueError for invalid token ids and for
+        outcomes that disagree, TypeError for arrays of another type; then nothing has changed.
         """
         batch = self._batch_of(rids)
         if len(batch) != len(outcomes.lengths):

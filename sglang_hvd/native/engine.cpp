@@ -20,14 +20,14 @@ namespace {
 using Ints = MissingPlaces::Ints;
 using Array = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
 
-Array array_with(std::vector<std::int64_t> values) {
+Array owning_array(std::vector<std::int64_t> values) {
     auto* const held = new std::vector<std::int64_t>(std::move(values));
     const nb::capsule owner(held, [](void* of) noexcept { delete static_cast<std::vector<std::int64_t>*>(of); });
     return Array(held->data(), {held->size()}, owner);
 }
 
 void require_lengths(Ints slots, Ints cached_lens) {
-    require(slots.size() == cached_lens.size(), "each request has its length");
+    require(slots.size() == cached_lens.size(), "keep and settle need one length for each slot");
 }
 
 }  // namespace
@@ -45,11 +45,11 @@ void bind_engine(nb::module_& m) {
                  require_lengths(slots, cached_lens);
                  auto [found, nodes] = self.settle(slots, cached_lens);
                  found.insert(found.end(), nodes.begin(), nodes.end());
-                 return array_with(std::move(found));
+                 return owning_array(std::move(found));
              })
         .def("forget", &MissingPlaces::forget)
-        .def("take", [](MissingPlaces& self, Ints slots) { return array_with(self.take(slots)); })
-        .def("num_of", [](MissingPlaces& self, Ints slots) { return array_with(self.num_of(slots)); })
+        .def("take", [](MissingPlaces& self, Ints slots) { return owning_array(self.take(slots)); })
+        .def("num_of", [](MissingPlaces& self, Ints slots) { return owning_array(self.num_of(slots)); })
         .def_prop_ro("num_places", &MissingPlaces::num_places);
 }
 

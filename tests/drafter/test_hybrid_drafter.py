@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from sglang_hvd.replay.core.single_cycles import (
 )
 from sglang_hvd.request_stats import RequestStats
 from sglang_hvd.suffix_cache import SuffixCache
-from sglang_hvd.types import MODEL_ONLY, SOURCES, DraftLimits, DraftPlans
+from sglang_hvd.types import MODEL_ONLY, SOURCES, DraftLimits, DraftPlans, VerifyOutcomes
 from tests.payoff.made_up import constant_survival, linear
 
 CLASSES = TokenClasses.from_strings([chr(33 + token) for token in range(60)])
@@ -359,6 +359,36 @@ def test_a_bad_commit_changes_nothing() -> None:
         made.commit(["r", "t"], outcome_batch([VerifyOutcome([4], 0), VerifyOutcome([1], 0)]))
     assert made.stats("r") == before
     made.commit(["r", "s"], outcome_batch([VerifyOutcome([4], 0), VerifyOutcome([1], 0)]))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_accepted", "message"),
+    [
+        ([1, 2], [0, 0], "one bonus token, got 2 tokens with 0 accepted drafts"),
+        ([1, 2], [0, 3], "got 2 tokens with 3 accepted"),
+        ([0, 2], [-1, 1], "got 0 tokens with -1 accepted"),
+        ([1], [0], "outcomes of 1"),
+    ],
+)
+def test_outcomes_that_disagree_change_nothing(
+    lengths: list[int], num_accepted: list[int], message: str
+) -> None:
+    made = started(drafter("cache"))
+    made.start("s", [1])
+    made.plan(["r", "s"])
+    before = made.stats("r"), made.num_tokens("r"), made.cache_stats()
+    arrays = (np.array(values, np.int32) for values in (lengths, num_accepted, [-1, -1]))
+    with pytest.raises(ValueError, match=message):
+        made.commit(["r", "s"], VerifyOutcomes(np.zeros((2, 4), np.int32), *arrays))
+    assert before == (made.stats("r"), made.num_tokens("r"), made.cache_stats())
+
+
+def test_outcomes_of_another_type_are_refused() -> None:
+    made = started(drafter("cache"))
+    made.plan(["r"])
+    one: Any = np.ones(1, np.int32)
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        made.commit(["r"], VerifyOutcomes(np.zeros((1, 4), np.int32), one, one.astype(int), one))
 
 
 def test_a_finished_request_serves_the_next_one_until_flush() -> None:

@@ -236,6 +236,13 @@ public:
                                        const Committed& committed) {
         const std::size_t num = slots.size();
         require_active(slots);
+        for (std::size_t i = 0; i < num; ++i) {
+            const auto num_tokens = committed.lengths[i], accepted = committed.num_accepted[i];
+            if (accepted < 0 || num_tokens < accepted || num_tokens > accepted + 1)
+                throw std::invalid_argument("a cycle commits its accepted drafts and at most one bonus token, got " +
+                                            std::to_string(num_tokens) + " tokens with " + std::to_string(accepted) +
+                                            " accepted drafts");
+        }
         cache_.commit(slots.of_cache, committed.tokens, committed.width, committed.lengths);
         std::vector<FallbackChange> changes;
         if (tracker_ != nullptr) changes = observe(slots, teaches, committed);

@@ -1,7 +1,7 @@
-"""Copies between the target's device and the host that never wait for the step just launched.
+"""Copies between the target's device and the host. Only HostCopy.wait waits for them.
 
-A copy takes a call of its own, whatever its size. So a decode step sends all that it needs in one
-copy, and all that it gives back comes in one. Pinned memory is torch's: a block that a copy has
+Each copy has a fixed cost. So a decode step sends all that it needs in one copy, and all that it
+gives back comes in one. Pinned memory is torch's: a block that a copy has
 read or written is used again, and lives as long as the server.
 """
 
@@ -16,9 +16,9 @@ import torch
 
 
 class HostCopy:
-    """Device tensors of whole numbers on their way to the host, in one copy.
+    """Device tensors of one type on their way to the host, in one copy.
 
-    On CUDA the copy starts at once on a side stream, and ends while later work of the step
+    On CUDA a side stream copies the tensors once they are computed, while later work of the step
     (draft-extend, scheduling) still runs. On a CPU there is nothing to copy.
     """
 

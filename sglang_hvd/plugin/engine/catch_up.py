@@ -57,7 +57,7 @@ class Due:
 
     rows: of these requests in the batch.
     lengths: tokens that each of them lacks, at least 1.
-    arrays: what the device needs, by its name.
+    arrays: those that go to the device, by name.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -68,9 +68,9 @@ class Due:
 class CatchUp:
     """Runs a postponed draft-extend for the requests whose turn it is.
 
-    A step asks `due` before it drafts, and calls `run` with the answer. It calls `keep` once it has
-    verified, if no draft-extend follows. On a server that postpones nothing, no request is ever
-    due.
+    A step calls `due`, sends its arrays, calls `store`, and calls `run` if a request is due. After
+    the verification it calls `keep` if no draft-extend follows. On a server that postpones nothing,
+    no request is ever due.
 
     max_nodes: nodes of the largest step.
     """
@@ -106,8 +106,8 @@ class CatchUp:
     def run(
         self, batch: ScheduleBatch, plan: StepPlan, due: Due, sent: Mapping[str, torch.Tensor]
     ) -> None:
-        """Writes what the requests lack that are due, at least one, to the draft KV cache, so that
-        they can draft. The worker is at its base width meanwhile.
+        """Writes the missing tokens of the due requests (at least one) to the draft KV cache, so
+        that they can draft. The caller has set the worker to its base width.
 
         sent: Due.arrays on the device.
         """
@@ -156,8 +156,8 @@ class CatchUp:
         if not rows:
             return Due(arrays={"settled": settled})
         lengths, ends = num_missing[rows], cached_lens[rows]
-        after = lengths.cumsum()
-        positions = (ends - after).repeat(lengths) + np.arange(after[-1])
+        flat_ends = lengths.cumsum()
+        positions = (ends - flat_ends).repeat(lengths) + np.arange(flat_ends[-1])
         return Due(
             rows,
             lengths.tolist(),
@@ -165,7 +165,8 @@ class CatchUp:
                 "settled": settled,
                 "taken": self._missing.take(slots[rows]),
                 "due_rows": np.array(rows),
-                "due_positions": np.stack([np.arange(len(rows)).repeat(lengths), positions]),
+                # Of each token: the row among those that are due, and the position.
+                "due_cells": np.stack([np.arange(len(rows)).repeat(lengths), positions]),
             },
         )
 
@@ -185,7 +186,7 @@ class CatchUp:
         their next drafts, by their names in SGLang's draft input."""
         draft_worker = self._draft_worker
         token_ids, hidden_states = self._missing.read(sent["taken"])
-        rows, positions = sent["due_positions"]
+        rows, positions = sent["due_cells"]
         some.forward_mode = ForwardMode.EXTEND
         some.input_ids = token_ids.to(torch.int64)
         some.out_cache_loc = draft_worker.req_to_token_pool.req_to_token[

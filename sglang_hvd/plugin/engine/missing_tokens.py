@@ -5,9 +5,9 @@ them. Where it is postponed (allocation/draft_extend.py), both are kept here. Th
 for several requests, over committed tokens only.
 
 What a request lacks when it ends stays missing: at most MAX_POSTPONED_TOKENS and one verification.
-A later turn that finds its tokens in the prefix cache drafts a little worse, with what an earlier
-owner left in these slots. The room for hidden states grows to as many tokens and stays until all is
-forgotten: 24 KB for each token of an 8B model.
+A later request that reuses its prefix drafts a little worse: these KV slots hold what an earlier
+owner left. The room for hidden states grows to at most DraftExtend.max_missing tokens and stays
+until `clear`: 24 KB for each token of an 8B model.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class MissingTokens:
     Requests are known by their slots: their rows in SGLang's table of tokens. A request that gets a
     slot is prefilled first.
 
-    max_tokens: the most tokens of all requests together that are missing, if their number stays
-        within DraftExtend.max_missing.
+    max_tokens: the most missing tokens of all requests together that are expected
+        (DraftExtend.max_missing). Up to this number the room doubles.
     """
 
     def __init__(self, max_tokens: int) -> None:

@@ -68,7 +68,7 @@ class StepDrafts:
         self._num_drafts_by_steps: Counter[int] = Counter()
 
     def arrays(self, plan: StepPlan) -> dict[str, npt.NDArray[np.int64]]:
-        """What the device needs of the plan, by its name."""
+        """The plan's arrays that go to the device, by name."""
         found: dict[str, npt.NDArray[np.int64]] = {}
         with self._clock.measure(Phase.BUILD):
             if self._device != "cpu" and plan.width > 1:
@@ -102,8 +102,8 @@ class StepDrafts:
         if (plan.drafts.num_model_nodes[drafting] >= draft_tokens.shape[1]).all():
             ranks = None
         elif ranks is None:
-            # Only policy allocate ranks nodes by their scores. Elsewhere a request that limits its
-            # draft verifies the first nodes, which come before those that follow them.
+            # Only policy allocate ranks nodes by score. Elsewhere a request that limits its draft
+            # verifies the first nodes: every node comes after its parent.
             ranks = torch.arange(draft_tokens.shape[1], device=self._device).expand_as(draft_tokens)
         trees = EagleTrees(
             draft_tokens, parent_list, top_scores_index, self.topk, ranks, sent["num_kept"]

@@ -260,7 +260,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         of_drafts = self._step_drafts.arrays(plan)
         of_sampling = self._node_sampler.arrays(plan, batch)
         with self._clock.measure(Phase.TRANSFER):
-            sent = all_to_device({**due.arrays, **of_drafts, **of_sampling}, self.device)
+            sent = all_to_device({**of_drafts, **due.arrays, **of_sampling}, self.device)
         self._clock.reach(Stage.PLAN)
         # Draft with the model drafter, whose KV cache may have to catch up first, and lay out.
         with drafting(self._draft_worker), spec_stage_span("draft"):

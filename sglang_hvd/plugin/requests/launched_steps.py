@@ -243,7 +243,7 @@ class LaunchedSteps:
         if rows is not None:
             held, tokens, lengths = [held[row] for row in rows], tokens[rows], lengths[rows]
             num_model_accepted = num_model_accepted[rows]
-        tokens, lengths = self._held.as_sampled(tokens), lengths.astype(np.int32)
+        tokens, lengths = self._held.as_sampled(tokens), lengths.astype(np.int32, copy=False)
         outcomes = VerifyOutcomes(
             tokens, lengths, lengths - 1, num_model_accepted.astype(np.int32, copy=False)
         )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 
-# Penalties, and sampling with seeds, take several arrays of so many numbers: .1 to .2 GB each.
+# Penalties, and sampling with seeds, take several arrays of so many numbers: .13 to .27 GB each.
 _MAX_LOGITS = 2**25
 
 
@@ -106,10 +106,10 @@ class NodeSampler:
             info.acc_scaling_penalties = scaling.index_copy(0, at, found.scaling[:, 0])
 
     def arrays(self, plan: StepPlan, batch: ScheduleBatch) -> dict[str, npt.NDArray[np.int64]]:
-        """What the device needs to sample, by its name: the rows of the requests that ask for
+        """The arrays that go to the device, by name: the rows of the requests that ask for
         something."""
         info = batch.sampling_info
-        # SGLang does not look again whether all are greedy when a request ends.
+        # is_all_greedy may stay False when the last request that samples ends.
         rows = {
             "sampled_rows": [] if info.is_all_greedy else plan.sampled_rows,
             "penalised_rows": plan.penalised_rows,
@@ -282,7 +282,7 @@ def _repeated(info: SamplingBatchInfo, rows: torch.Tensor | None, w: int) -> Sam
         top_ks=repeat(info.top_ks),
         min_ps=repeat(info.min_ps),
         sampling_seed=repeat(info.sampling_seed),
-        # The rest is done by now, or no verification is asked for it.
+        # Already applied, or never used in a verification.
         has_custom_logit_processor=False,
         grammars=None,
         sampling_mask_batch_indices=None,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace sglang_hvd {
@@ -16,7 +17,7 @@ public:
     using Ints = std::span<const std::int64_t>;
 
     // What was committed: its places, and its nodes in the verification.
-    struct Moved {
+    struct Settled {
         std::vector<std::int64_t> places, nodes;
     };
 
@@ -29,29 +30,29 @@ public:
 
     // Adds what was committed of the last verification. cached_lens: of these requests now. What is kept of others is
     // dropped.
-    Moved settle(Ints slots, Ints cached_lens) {
+    Settled settle(Ints slots, Ints cached_lens) {
         for (Request& request : requests_) request.cached_len = kAway;
         for (std::size_t i = 0; i < slots.size(); ++i) at(slots[i]).cached_len = cached_lens[i];
         for (Request& request : requests_)
             if (request.cached_len == kAway) drop(request);
-        Moved moved;
+        Settled settled;
         for (std::size_t row = 0; row < verified_.size(); ++row) {
             const Verified& before = verified_[row];
             Request& request = at(before.slot);
             if (before.is_forgotten || request.cached_len == kAway) continue;
             const std::int64_t num = request.cached_len - before.cached_len;
-            if (num < 1 || num > width_) {  // the request was not what was verified
+            if (num < 1 || num > width_) {  // the lengths do not fit this verification
                 drop(request);
                 continue;
             }
             for (std::int64_t node = 0; node < num; ++node) {
                 request.places.push_back(free_place());
-                moved.places.push_back(request.places.back());
-                moved.nodes.push_back(static_cast<std::int64_t>(row) * width_ + node);
+                settled.places.push_back(request.places.back());
+                settled.nodes.push_back(static_cast<std::int64_t>(row) * width_ + node);
             }
         }
         verified_.clear();
-        return moved;
+        return settled;
     }
 
     // A prefill wrote all of the draft KV cache of these requests.
@@ -80,7 +81,7 @@ public:
         return num;
     }
 
-    // All places are below it.
+    // Every place is less.
     std::int64_t num_places() const { return num_places_; }
 
 private:
@@ -97,7 +98,7 @@ private:
     };
 
     Request& at(std::int64_t slot) {
-        if (slot < 0) throw std::invalid_argument("a slot is negative");
+        if (slot < 0) throw std::invalid_argument("slot " + std::to_string(slot) + " is negative");
         const auto place = static_cast<std::size_t>(slot);
         if (place >= requests_.size()) requests_.resize(place + 1);
         return requests_[place];
