@@ -35,7 +35,7 @@ THE_ONE = "the one wait of a step: the tokens of the step before it"
 # from another index.
 WRITTEN_DOWN: dict[str, tuple[str, dict[str, int]]] = {
     "device/host_transfer.py:HostCopy.wait": (THE_ONE, {"numpy": 1, "synchronize": 1}),
-    "device/host_transfer.py:all_to_device": (ON_HOST, {"numpy": 1}),
+    "device/host_transfer.py:_packed": (ON_HOST, {"numpy": 1}),
     "device/flashinfer_plans.py:PlanFence.wait": (
         "FlashInfer's plan, whose buffer is used again",
         {"synchronize": 1},

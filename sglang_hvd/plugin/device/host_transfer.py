@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -62,15 +63,26 @@ def to_device(array: np.ndarray, device: str) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def all_to_device(
-    arrays: Mapping[str, npt.NDArray[np.int64]], device: str
-) -> dict[str, torch.Tensor]:
-    """Sends arrays in one copy, without waiting for the device. The tensors share memory."""
+Arrays: TypeAlias = Mapping[str, npt.NDArray[np.int64]]
+
+
+def all_to_device(arrays: Arrays, device: str) -> dict[str, torch.Tensor]:
+    """Sends arrays in one copy, without waiting for the device. The tensors share memory. On a CPU
+    they are the arrays themselves."""
+    if device == "cpu":
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return _unpacked(_packed(arrays, pin_memory=True).to(device, non_blocking=True), arrays)
+
+
+def _packed(arrays: Arrays, *, pin_memory: bool) -> torch.Tensor:
     num = sum(array.size for array in arrays.values())
-    packed = torch.empty(num, dtype=torch.int64, pin_memory=device != "cpu")
+    packed = torch.empty(num, dtype=torch.int64, pin_memory=pin_memory)
     np.concatenate([array.reshape(-1) for array in arrays.values()], out=packed.numpy())
-    on_device = packed.to(device, non_blocking=True)
-    parts = _parts(on_device, [array.shape for array in arrays.values()])
+    return packed
+
+
+def _unpacked(packed: torch.Tensor, arrays: Arrays) -> dict[str, torch.Tensor]:
+    parts = _parts(packed, [array.shape for array in arrays.values()])
     return dict(zip(arrays, parts, strict=True))
 
 
