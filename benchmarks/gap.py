@@ -216,7 +216,7 @@ def row_of(text: str, num: int, mode: str, code: str, rounds: Sequence[Measured]
         requests=num,
         mode=mode,
         code=code,
-        step_us=float(np.median(steps)) if steps else None,
+        step_us=float(np.median(steps)) if len(steps) == len(rounds) else None,
         host_us=float(np.median(hosts)) if hosts else None,
         gap_us=sum(stages.values()) - stages[Stage.DRAFT.value] if stages else None,
         stages_us=stages,

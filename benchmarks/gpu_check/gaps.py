@@ -18,7 +18,7 @@ from sglang_hvd.demo.server import SglangServer, flush_cache
 
 # SGLang's own modes, to compare with. They know no setups of HVD, so each runs once.
 _OTHERS: tuple[Mode, ...] = ("plain", "eagle3")
-_TEXTS = "text", "noise"
+_TEXTS = "text", "noise"  # on a GPU every mode samples noise, so that its steps compare
 _ROUNDS = 3
 _PROFILED_STEPS = 20
 _PROFILED_TOKENS = 20 * _PROFILED_STEPS  # a step commits several tokens

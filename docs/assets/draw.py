@@ -236,6 +236,7 @@ STEPS = (
     "propose",
     "predict",
     "allocate",
+    "send",
     "draft",
     "lay out",
     "verify",
@@ -247,26 +248,26 @@ STEPS = (
 def draw_loop() -> str:
     """The parts of a decode step in the code, as SVG text."""
     picture = Picture(
-        318,
+        222,
         "The parts of a decode step",
         f"{', '.join(STEPS)}. From record, the tokens travel to the host, for the next commit.",
     )
-    width, height = 150, 46
+    width, height, left, stride = 104, 46, 24, 123
     for place, name in enumerate(STEPS):
-        row, column = divmod(place, 3)
-        x, y = 32 + 213 * column, 26 + 96 * row
+        row, column = divmod(place, 5)
+        x, y = left + stride * column, 26 + 96 * row
         picture.box(x, y, width, height, "pill", radius=8)
         picture.say(name, x + width / 2, y + 30, 19, "ink", text_anchor="middle")
-        if column < 2:
-            picture.arrow(x + width, y + height / 2, x + 213, y + height / 2)
-        elif row < 2:
-            turn = y + height + 25
-            left = 32 + width / 2
-            down = (x + width / 2, turn, left, turn, left, y + 96)
+        if column < 4:
+            picture.arrow(x + width, y + height / 2, x + stride, y + height / 2)
+        elif row == 0:
+            turn, first = y + height + 25, left + width / 2
+            down = (x + width / 2, turn, first, turn, first, y + 96)
             picture.arrow(x + width / 2, y + height, *down)
-    # From record, in the middle of the last row, back to the first commit.
-    picture.arrow(320, 264, 320, 292, 12, 292, 12, 49, 32, 49, is_dashed=True)
-    picture.say("the tokens travel to the host", 334, 298)
+    # From record, the last but one, back to the first commit.
+    record = left + 3 * stride + width / 2
+    picture.arrow(record, 168, record, 196, 8, 196, 8, 49, left, 49, is_dashed=True)
+    picture.say("the tokens travel to the host", 120, 214)
     return picture.svg()
 
 

@@ -383,10 +383,12 @@ def test_outcomes_that_disagree_change_nothing(
     assert before == (made.stats("r"), made.num_tokens("r"), made.cache_stats())
 
 
-def test_outcomes_of_another_type_are_refused() -> None:
+def test_outcomes_of_another_length_or_type_are_refused() -> None:
     made = started(drafter("cache"))
     made.plan(["r"])
     one: Any = np.ones(1, np.int32)
+    with pytest.raises(ValueError, match="one row and one length"):
+        made.commit(["r"], VerifyOutcomes(np.zeros((1, 4), np.int32), one, one[:0], one))
     with pytest.raises(TypeError, match="incompatible function arguments"):
         made.commit(["r"], VerifyOutcomes(np.zeros((1, 4), np.int32), one, one.astype(int), one))
 

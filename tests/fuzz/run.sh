@@ -13,7 +13,7 @@ package=$here/../../sglang_hvd
 flags=(-std=c++20 -g1 -O1 -Wall -Wextra -pthread -DHVD_CHECKED -fno-omit-frame-pointer -I "$package/native"
     -I "$package/suffix_cache/native")
 rooms=(-Wno-psabi -ffp-contract=off)
-for room in payoff allocation drafter plugin/trees; do rooms+=(-I "$package/$room/native"); done
+for room in payoff allocation drafter plugin/trees plugin/engine; do rooms+=(-I "$package/$room/native"); done
 checks=(-fsanitize=address,undefined -fno-sanitize-recover=all)
 mkdir -p "$folder/corpus"
 cd "$folder"

@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "missing_places.hpp"
 #include "step_core.hpp"
 #include "verify_tree.hpp"
 
@@ -213,6 +214,34 @@ void run(std::uint32_t seed) {
     require_true(cache.check() == nullptr, "the cache");
 }
 
+// What the draft KV caches lack, in any order of calls. No place holds two tokens.
+void run_missing(std::uint32_t seed) {
+    std::mt19937 random(seed);
+    MissingPlaces missing;
+    std::vector<std::int64_t> slots(9), cached(9);
+    for (int step = 0; step < 60; ++step) {
+        for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<std::int64_t>(i);
+        std::shuffle(slots.begin(), slots.end(), random);
+        const std::size_t n = 1 + random() % slots.size();
+        std::vector<std::int64_t> lens;
+        for (const auto slot : slots) lens.push_back(cached[static_cast<std::size_t>(slot)]);
+        const std::span<const std::int64_t> batch{slots.data(), n};
+        missing.keep(batch, std::span<const std::int64_t>(lens).first(n), 4);
+        if (random() % 3 == 0) missing.forget({&slots[random() % slots.size()], 1});
+        for (std::size_t i = 0; i < slots.size(); ++i) lens[i] += random() % 6;
+        for (std::size_t i = 0; i < slots.size(); ++i) cached[static_cast<std::size_t>(slots[i])] = lens[i];
+        const std::size_t first = random() % n, num = slots.size() - first;
+        const auto now = std::span<const std::int64_t>(slots).subspan(first, num);
+        const auto settled = missing.settle(now, std::span<const std::int64_t>(lens).subspan(first, num));
+        require_true(settled.places.size() == settled.nodes.size(), "each place has its node");
+        if (random() % 4) continue;
+        std::vector<std::int64_t> all = missing.take(slots);
+        std::sort(all.begin(), all.end());
+        require_true(std::adjacent_find(all.begin(), all.end()) == all.end(), "a place holds two tokens");
+        require_true(all.empty() || all.back() < missing.num_places(), "a place is out of range");
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -224,6 +253,7 @@ int main(int argc, char** argv) {
         std::printf("\rseed %u", seed);
         std::fflush(stdout);
         run(seed);
+        run_missing(seed);
     }
     std::printf("\nsteps: sound, %u runs\n", num_runs);
 }

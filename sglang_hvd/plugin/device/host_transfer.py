@@ -51,7 +51,7 @@ class HostCopy:
 
 def copy_stream(device: str) -> torch.cuda.Stream | None:
     """The side stream for `HostCopy`, None where the device is the host."""
-    # Draft-extend, which is launched next, must not go before the copy's kernel.
+    # The copy's kernel should not wait for draft-extend, which is launched next.
     return torch.cuda.Stream(priority=-1) if device == "cuda" else None
 
 
@@ -69,6 +69,7 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[np.int64]]
 def all_to_device(arrays: Arrays, device: str) -> dict[str, torch.Tensor]:
     """Sends arrays in one copy, without waiting for the device. The tensors share memory. On a CPU
     they are the arrays themselves."""
+    assert all(array.dtype == np.int64 for array in arrays.values()), "one copy takes one type"
     if device == "cpu":
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
     return _unpacked(_packed(arrays, pin_memory=True).to(device, non_blocking=True), arrays)
@@ -76,8 +77,9 @@ def all_to_device(arrays: Arrays, device: str) -> dict[str, torch.Tensor]:
 
 def _packed(arrays: Arrays, *, pin_memory: bool) -> torch.Tensor:
     num = sum(array.size for array in arrays.values())
-    packed = torch.empty(num, dtype=torch.int64, pin_memory=pin_memory)
-    np.concatenate([array.reshape(-1) for array in arrays.values()], out=packed.numpy())
+    packed = torch.empty(num, dtype=torch.int64, pin_memory=pin_memory and num > 0)
+    if num:
+        np.concatenate([array.reshape(-1) for array in arrays.values()], out=packed.numpy())
     return packed
 
 

@@ -6,8 +6,8 @@ for several requests, over committed tokens only.
 
 What a request lacks when it ends stays missing: at most MAX_POSTPONED_TOKENS and one verification.
 A later request that reuses its prefix drafts a little worse: these KV slots hold what an earlier
-owner left. The room for hidden states grows to at most DraftExtend.max_missing tokens and stays
-until `clear`: 24 KB for each token of an 8B model.
+owner left. The room for hidden states grows with what is missing (DraftExtend.max_missing) and
+stays until `clear`: 24 KB for each token of an 8B model.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class MissingTokens:
         token_ids, hidden_states: one row for each node; the committed ones at the front of each
             request's nodes.
         """
-        self._places.keep(slots, cached_lens, len(token_ids) // len(slots))
         # Copies: another graph may write where they are.
-        self._verified = _Nodes(token_ids.clone(), hidden_states.clone())
+        copied = _Nodes(token_ids.clone(), hidden_states.clone())
+        self._places.keep(slots, cached_lens, len(token_ids) // len(slots))
+        self._verified = copied
 
     def settle(self, slots: Ints, cached_lens: Ints) -> Ints:
         """Adds what was committed of the last verification to what is missing.
@@ -89,8 +90,9 @@ class MissingTokens:
             nodes in the verification.
         """
         assert self._settled is None, "what was settled is stored before the next step"
+        places_and_nodes = self._places.settle(slots, cached_lens)
         self._settled, self._verified = self._verified, None
-        return self._places.settle(slots, cached_lens)
+        return places_and_nodes
 
     def store(self, places_and_nodes: torch.Tensor) -> None:
         """Stores what was committed. places_and_nodes: what `settle` returned, on the device."""

@@ -249,13 +249,13 @@ class LaunchedSteps:
         )
         if self._held.has_reporting:
             self._report(plan, ms, rows or range(len(held)), outcomes)
+        self._drafter.commit([h.key for h in held], outcomes)
         for h, num_tokens in zip(held, lengths.tolist(), strict=True):
             h.num_tokens += num_tokens
         if self._held.has_output:
             for h, committed, num_tokens in zip(held, tokens, lengths, strict=True):
                 if h.output_ids is not None:
                     h.output_ids.extend(committed[:num_tokens].tolist())
-        self._drafter.commit([h.key for h in held], outcomes)
 
     def _report(
         self, plan: StepPlan, ms: float | None, rows: Sequence[int], outcomes: VerifyOutcomes

@@ -108,7 +108,17 @@ def test_what_waits_takes_no_more_memory_than_there_is_for_it() -> None:
             take(missing, *at)
     assert missing._hidden_states is not None
     assert 41 <= len(missing._hidden_states) <= 100
-    assert missing._places.num_places <= len(missing._hidden_states)
+
+
+def test_bad_slots_and_lengths_change_nothing() -> None:
+    missing = MissingTokens(64)
+    verify(missing, 1, [A, B], [10, 20])
+    with pytest.raises(ValueError, match="slot -3 is negative"):
+        verify(missing, 2, [A, -3], [10, 20])
+    with pytest.raises(ValueError, match="one length for each slot"):
+        settle(missing, [A, B], [12])
+    settle(missing, [A, B], [12, 21])
+    assert take(missing, A, B)[0] == [100, 101, 104]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -13,9 +13,9 @@ import torch
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
 from sglang_hvd.plugin.device.host_transfer import all_to_device
-from sglang_hvd.plugin.engine.step_drafts import StepDrafts, _nodes_of, _roots
+from sglang_hvd.plugin.engine.step_drafts import StepDrafts
 from sglang_hvd.plugin.requests.step_plan import StepPlan
-from sglang_hvd.plugin.trees import host_layout
+from sglang_hvd.plugin.trees.verify_input import HvdVerifyInput
 from sglang_hvd.step_clock import StepClock
 from sglang_hvd.types import DraftBatch, DraftPlans
 
@@ -49,19 +49,24 @@ def step_drafts_on(device: str, topk: int) -> StepDrafts:
     return StepDrafts(draft_worker, states, costs=costs, clock=StepClock())
 
 
-def has_branches(
-    topk: int, num_cache: list[int], are_trees: list[bool], num_model: list[int]
-) -> bool:
-    """Of a step whose requests verify so many nodes of the cache and of the model drafter."""
-    num = len(num_cache)
-    plan, step_drafts = step_of(num_cache, are_trees, num_model), step_drafts_on("cpu", topk)
+def laid_out(plan: StepPlan, device: str, topk: int = 1) -> HvdVerifyInput:
+    """By the code for this device, on a CPU."""
+    num, step_drafts = len(plan.held), step_drafts_on(device, topk)
     batch: Any = SimpleNamespace(
         reqs=plan.held,
         seq_lens=torch.full((num,), 9),
         seq_lens_sum=9 * num,
-        spec_info=SimpleNamespace(bonus_tokens=torch.zeros(num, dtype=torch.int64)),
+        spec_info=SimpleNamespace(bonus_tokens=71 + torch.arange(num)),
     )
-    return step_drafts.lay_out(batch, plan, None, {}).has_branches
+    sent = all_to_device(step_drafts.arrays(plan), "cpu")
+    return step_drafts.lay_out(batch, plan, None, sent)
+
+
+def has_branches(
+    topk: int, num_cache: list[int], are_trees: list[bool], num_model: list[int]
+) -> bool:
+    """Of a step whose requests verify so many nodes of the cache and of the model drafter."""
+    return laid_out(step_of(num_cache, are_trees, num_model), "cpu", topk).has_branches
 
 
 @pytest.mark.parametrize(
@@ -91,29 +96,25 @@ def test_chains_of_different_requests_do_not_branch() -> None:
     assert not has_branches(1, [2, 0], [False, False], [0, 2])
 
 
-def test_a_device_is_sent_the_nodes_that_the_host_lays_out() -> None:
-    plan = step_of([3, 0, 2], [False] * 3, [0, 2, 1])
-    drafts = plan.drafts.drafts
-    roots, seq_lens = torch.tensor([71, 72, 73]), torch.tensor([9, 9, 9])
-    sent = all_to_device(step_drafts_on("cuda", 1).arrays(plan), "cpu")
-    nodes = _nodes_of(sent["cache_nodes"], roots)
-    mask = torch.empty(3 * WIDTH * WIDTH, dtype=torch.bool)
-    expected = host_layout.lay_out_drafts(
-        drafts, roots, seq_lens, WIDTH, mask, is_full_mask=False, trees=None, rows=None
-    ).nodes
-    assert nodes.num_used.tolist() == expected.num_used.tolist() == [4, 1, 3]
-    for row, num in enumerate(nodes.num_used.tolist()):
-        for name in ("token_ids", "parents"):
-            of, of_host = getattr(nodes, name)[row, :num], getattr(expected, name)[row, :num]
-            assert of[1:].tolist() == of_host[1:].tolist()
-        assert nodes.token_ids[row, 0] == expected.token_ids[row, 0]
-    assert sent["drafting_rows"].tolist() == [1, 2]
-    assert sent["num_kept"].tolist() == [2, 1]
+@pytest.mark.parametrize(
+    ("num_cache", "width"), [([3, 0, 2], WIDTH), ([0, 0, 0], WIDTH), ([0, 0, 0], 1)]
+)
+def test_a_device_lays_out_what_a_host_does(num_cache: list[int], width: int) -> None:
+    plan = replace(step_of(num_cache, [False] * 3, [0] * 3), width=width)
+    on_device, on_host = laid_out(plan, "cuda"), laid_out(plan, "cpu")
+    assert on_device.num_nodes is not None
+    assert on_device.num_nodes.tolist() == [1 + num for num in num_cache]
+    links = "retrieve_index", "retrieve_next_token", "retrieve_next_sibling"
+    for name in ("positions", "custom_mask", "num_nodes", *links):
+        assert torch.equal(getattr(on_device, name), getattr(on_host, name))
+    tokens = on_device.draft_token.view(3, width), on_host.draft_token.view(3, width)
+    for row, num in enumerate(num_cache):
+        assert tokens[0][row, : 1 + num].tolist() == tokens[1][row, : 1 + num].tolist()
+        assert tokens[0][row, 0] == 71 + row
 
 
-def test_a_step_without_drafts_sends_no_nodes() -> None:
-    plan = replace(step_of([0, 0], [False] * 2, [0, 0]), width=1)
-    assert step_drafts_on("cuda", 1).arrays(plan) == {}
-    nodes = _roots(torch.tensor([71, 72], dtype=torch.int32))
-    assert nodes.token_ids.tolist() == [[71], [72]]
-    assert (nodes.parents.tolist(), nodes.num_used.tolist()) == ([[0], [0]], [1, 1])
+def test_a_device_is_sent_what_the_model_drafter_needs() -> None:
+    arrays = step_drafts_on("cuda", 1).arrays(step_of([3, 0, 2], [False] * 3, [0, 2, 1]))
+    assert arrays["drafting_rows"].tolist() == [1, 2]
+    assert arrays["num_kept"].tolist() == [2, 1]
+    assert step_drafts_on("cuda", 1).arrays(replace(step_of([0], [False], [0]), width=1)) == {}

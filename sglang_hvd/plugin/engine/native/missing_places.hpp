@@ -23,6 +23,7 @@ public:
 
     // A verification of these requests, `width` nodes each. cached_lens: tokens in the KV caches before it.
     void keep(Ints slots, Ints cached_lens, std::int64_t width) {
+        for (const auto slot : slots) at(slot);  // a bad slot changes nothing
         verified_.clear();
         for (std::size_t i = 0; i < slots.size(); ++i) verified_.push_back({slots[i], cached_lens[i], false});
         width_ = width;
