@@ -1,8 +1,7 @@
 """Copies between the target's device and the host. Only HostCopy.wait waits for them.
 
 Each copy has a fixed cost. So a decode step sends all that it needs in one copy, and all that it
-gives back comes in one. Pinned memory is torch's: a block that a copy has
-read or written is used again, and lives as long as the server.
+gives back comes in one. Pinned memory is torch's, which keeps its blocks and uses them again.
 """
 
 from __future__ import annotations
