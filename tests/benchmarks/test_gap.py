@@ -40,10 +40,12 @@ def test_an_unknown_mode_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow  # it starts servers as a user does
 def test_every_mode_is_measured(tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
-    small = ["--requests", "2", "--max-tokens", "16", "--rounds", "1"]
+    small = ["--requests", "2", "--max-tokens", "64", "--rounds", "1"]
     assert main([*small, "--modes", "plain,ngram,allocate", "--json", str(rows)]) == 0
     found = {(row["text"], row["mode"]): row for row in json.loads(rows.read_text())}
     modes = "plain", "ngram", "allocate"
     assert found.keys() == {(text, mode) for text in ("text", "same", "noise") for mode in modes}
     assert all(found[text, "plain"]["step_us"] > 0 for text in ("text", "same", "noise"))
+    assert found["same", "ngram"]["step_us"] > 0
+    assert found["noise", "allocate"]["step_us"] > 0
     assert found["text", "allocate"]["gap_us"] > 0

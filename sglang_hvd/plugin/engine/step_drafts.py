@@ -128,7 +128,10 @@ class StepDrafts:
                 verify_input = self._on_host(batch, plan, model_trees, place)
             else:
                 roots = batch.spec_info.bonus_tokens
-                nodes = _roots(roots) if plan.width == 1 else _nodes_of(sent["cache_nodes"], roots)
+                if plan.width == 1:
+                    nodes = DraftNodes.of_roots(roots, 1)
+                else:
+                    nodes = _with_roots(sent["cache_nodes"], roots)
                 verify_input = self._on_device(batch, plan, model_trees, place, nodes)
         # A model tree branches; a model chain branches only in addition to a cache draft.
         cache_drafts, is_drafting = plan.drafts.drafts, plan.drafts.num_model_nodes > 0
@@ -243,13 +246,7 @@ def _cache_nodes(plan: StepPlan) -> npt.NDArray[np.int64]:
     return rows
 
 
-def _roots(roots: torch.Tensor) -> DraftNodes:
-    """Requests without a draft. roots: int[n]; the last committed tokens."""
-    token_ids = roots.to(torch.int64)[:, None]
-    return DraftNodes(token_ids, torch.zeros_like(token_ids), torch.ones_like(token_ids[:, 0]))
-
-
-def _nodes_of(cache_nodes: torch.Tensor, roots: torch.Tensor) -> DraftNodes:
+def _with_roots(cache_nodes: torch.Tensor, roots: torch.Tensor) -> DraftNodes:
     """cache_nodes: see _cache_nodes; written in place. roots: int[n]; the last committed tokens."""
     w = cache_nodes.shape[1] // 2
     token_ids = cache_nodes[:, :w]

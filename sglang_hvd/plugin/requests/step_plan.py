@@ -23,7 +23,7 @@ class StepPlan:
     width: nodes of each request in the verification, root included.
     num_plain: number of consecutive plain steps (one node for each request), this one included; 0
         if this step has room for drafts.
-    has_penalties: some of the requests have penalties.
+    penalised_rows: the requests with penalties.
     runs_ahead: the step is launched without drafts, before the tokens of the last step are known.
     gives_lengths: cached_lens replaces SGLang's lengths on the host, which the attention backends
         need and SGLang did not read.
@@ -34,7 +34,7 @@ class StepPlan:
     cached_lens: Sequence[int]
     width: int
     num_plain: int
-    has_penalties: bool = False
+    penalised_rows: Sequence[int] = ()
     runs_ahead: bool = False
     gives_lengths: bool = False
 
@@ -52,13 +52,6 @@ class StepPlan:
     def sampled_rows(self) -> list[int]:
         """The requests that do not decode greedily."""
         return [row for row, held in enumerate(self.held) if not held.kind.is_greedy]
-
-    @property
-    def penalised_rows(self) -> list[int]:
-        """The requests with penalties."""
-        if not self.has_penalties:
-            return []
-        return [row for row, held in enumerate(self.held) if held.kind.penalties is not None]
 
     @property
     def biased_rows(self) -> list[int]:

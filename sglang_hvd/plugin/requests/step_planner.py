@@ -41,6 +41,9 @@ class StepPlanner:
         """
         held = self._held.of_step(reqs, cached_lens)
         explains: list[int] = []
+        penalised: list[int] = []
+        if self._held.has_penalised:
+            penalised = [row for row, h in enumerate(held) if h.kind.penalties is not None]
         if self._held.has_reporting:
             explains = [row for row, h in enumerate(held) if h.cycles is not None]
         # Propose cache drafts, predict what is accepted of both drafts, and allocate.
@@ -54,6 +57,5 @@ class StepPlanner:
             cached_lens=[request.num_tokens - 1 for request in held],
             width=width,
             num_plain=self._launched.num_plain_with(width),
-            has_penalties=self._held.has_penalised
-            and any(request.kind.penalties is not None for request in held),
+            penalised_rows=penalised,
         )

@@ -24,6 +24,13 @@ class DraftNodes:
     parents: torch.Tensor
     num_used: torch.Tensor
 
+    @classmethod
+    def of_roots(cls, roots: torch.Tensor, width: int) -> DraftNodes:
+        """Requests without a draft. roots: int[n]; the last committed tokens."""
+        token_ids = torch.zeros((len(roots), width), dtype=torch.int64, device=roots.device)
+        token_ids[:, 0] = roots
+        return cls(token_ids, torch.zeros_like(token_ids), torch.ones_like(token_ids[:, 0]))
+
 
 @dataclass(frozen=True, slots=True)
 class EagleTrees:

@@ -82,25 +82,20 @@ def warm_up(
     mode: mode of the server's masks.
     tree_sizes: nodes of the model drafter's trees before they are cut, root not included.
     """
+    root = torch.zeros(1, dtype=torch.int64, device=device)
     for width in widths:
         if not has_kernels(device, width):
             continue
-        nodes = _roots(width, device)
+        nodes = DraftNodes.of_roots(root, width)
         seq_lens = torch.zeros_like(nodes.num_used)
         lay_out(nodes, seq_lens, mode=mode, num_cells=width * width, buffer=None)
         for size, is_cut, has_rows in itertools.product(tree_sizes, (False, True), (False, True)):
             if width == 1 or (not is_cut and size >= width):
                 continue  # there is no room for it
-            nodes = _roots(width, device)
+            nodes = DraftNodes.of_roots(root, width)
             index = torch.arange(size, device=device)[None]
             parent_list = torch.zeros((1, 1 + size), dtype=torch.int64, device=device)
             ranks = index if is_cut else None
             num_kept = nodes.num_used.clone()
             trees = EagleTrees(index, parent_list, index, topk, ranks, num_kept)
             merge_eagle_trees(nodes, trees, torch.zeros_like(index[0, :1]) if has_rows else None)
-
-
-def _roots(width: int, device: torch.device) -> DraftNodes:
-    """One request without a draft."""
-    nodes = torch.zeros((1, width), dtype=torch.int64, device=device)
-    return DraftNodes(nodes, nodes.clone(), torch.ones(1, dtype=torch.int64, device=device))

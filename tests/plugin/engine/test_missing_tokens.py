@@ -108,6 +108,17 @@ def test_what_waits_takes_no_more_memory_than_there_is_for_it() -> None:
             take(missing, *at)
     assert missing._hidden_states is not None
     assert 41 <= len(missing._hidden_states) <= 100
+    # Every place is used again.
+    take(missing, A, B)
+    places = missing._places.num_places
+    missing.forget(slots(A))
+    for num in [WIDTH] * (places // WIDTH) + [places % WIDTH or WIDTH]:
+        assert missing._places.num_places == places
+        verify(missing, 60, [A], cached[:1])
+        cached[0] += num
+        settle(missing, [A], cached[:1])
+    grown = 0 if places % WIDTH else WIDTH
+    assert missing._places.num_places == num_of(missing, A)[0] == places + grown
 
 
 def test_bad_slots_and_lengths_change_nothing() -> None:

@@ -168,7 +168,7 @@ def test_requests_whose_verification_needs_their_output_do_not_run_ahead() -> No
     read_results([penalised], [3], is_prefill=True)
     served.plan([first, penalised], [3, 2])
     assert served.step is not None
-    assert served.step.has_penalties
+    assert served.step.penalised_rows == [1]
 
 
 @pytest.mark.parametrize(
