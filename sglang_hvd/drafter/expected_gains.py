@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sglang_hvd.allocation import DrafterChoices
 from sglang_hvd.config import Policy
 from sglang_hvd.drafter.proposer import ChainPrediction, Proposals, TreePrediction
-from sglang_hvd.types import SCORE, DraftPlans, ExpectedGains
+from sglang_hvd.types import SCORE, DraftPlans, ExpectedGains, Places
 
 Float32 = npt.NDArray[np.float32]
 
@@ -40,7 +40,7 @@ def gains_by_costs(
     plans: DraftPlans,
     proposals: Proposals,
     drafters: Sequence[DrafterChoices],
-    asked: Sequence[int],
+    asked: Places,
 ) -> ExpectedGains:
     """What the choices of the asked rows were expected to gain, by the acceptance that the
     allocator was given; NaN in other rows. The cache draft includes its branches."""

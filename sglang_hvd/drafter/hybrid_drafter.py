@@ -4,6 +4,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from sglang_hvd._native import StepCore
 from sglang_hvd.allocation import StepAllocator
 from sglang_hvd.config import HvdConfig
@@ -30,6 +33,7 @@ from sglang_hvd.types import (
     SOURCES,
     DraftLimits,
     DraftPlans,
+    Places,
     SourceTable,
     TokenIds,
     VerifyOutcomes,
@@ -256,12 +260,23 @@ class HybridDrafter:
         """Tokens of an active request, prompt and committed. Raises KeyError for any other."""
         return self._core.num_tokens(self._request(rid).of_cache)
 
+    def lengths(self, rids: Sequence[Hashable]) -> npt.NDArray[np.int64]:
+        """num_tokens of each request of a batch: int64[num_requests]."""
+        found = np.empty(len(rids), np.int64)
+        self._core.write_lengths(self._batch_of(rids).of_cache, found)
+        return found
+
+    def count_missing(self, rid: Hashable, num_missing: int) -> None:
+        """Counts tokens that the request has and its text lacks. Only num_tokens and lengths
+        include them. Raises KeyError for a request that is not active."""
+        self._core.extend(self._request(rid).of_cache, num_missing, False)
+
     def plan(
         self,
         rids: Sequence[Hashable],
         *,
         next_waits: bool = False,
-        explains: Sequence[int] = (),
+        explains: Places = (),
     ) -> DraftPlans:
         """Decides what each request of the batch verifies in its next cycle: propose and choose.
 
@@ -298,13 +313,13 @@ class HybridDrafter:
         proposals: Proposals,
         *,
         next_waits: bool = False,
-        explains: Sequence[int] = (),
+        explains: Places = (),
     ) -> DraftPlans:
         """The second half of plan: the policy's decision."""
         with self._clock.measure(Phase.ALLOCATE):
             batch = self._batch_of(rids)
             plans = self._planner.choose(batch, proposals, next_waits=next_waits)
-            if not explains:
+            if not len(explains):
                 return plans
             if self._allocator is None:
                 expected = gains_by_rule(plans, proposals, self._config.policy)

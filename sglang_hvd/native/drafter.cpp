@@ -99,6 +99,11 @@ public:
         require_started({&slot, 1});
         return core_.num_tokens(slot);
     }
+    void write_lengths(Ints of_cache, std::span<std::int64_t> out) const {
+        require_started(of_cache);
+        require(out.size() == of_cache.size(), "lengths need one entry per request");
+        core_.write_lengths(of_cache, out);
+    }
     // Of a request; absent: of all so far.
     std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::int64_t> counts(
         std::optional<std::int32_t> slot) const {
@@ -236,6 +241,7 @@ void bind_drafter(nb::module_& m) {
         .def("start", &BoundCore::start)
         .def("extend", &BoundCore::extend)
         .def("num_tokens", &BoundCore::num_tokens)
+        .def("write_lengths", &BoundCore::write_lengths)
         .def("counts", &BoundCore::counts, "slot"_a.none())
         .def("propose", &BoundCore::propose, "of_cache"_a, "of_rest"_a, "limits"_a.none(), "max_chain"_a,
              "max_branch"_a.none())

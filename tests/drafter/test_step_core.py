@@ -250,6 +250,22 @@ def test_a_commit_that_is_refused_changes_nothing(policy: Literal["allocate", "p
     assert core.num_tokens("a") == 6 + outcomes.lengths[0]
 
 
+def test_the_lengths_of_a_batch_are_those_of_its_requests() -> None:
+    core = drafter(HvdConfig(policy="cache"), None)
+    core.start("a", [1, 2, 3])
+    core.start("b", [1, 2], num_prompt_tokens=9)
+    core.extend("a", [4])
+    core.count_missing("b", 2)  # the text of b lacks them
+    assert core.lengths(["b", "a"]).tolist() == [11, 4]
+    assert [core.num_tokens(rid) for rid in "ba"] == [11, 4]
+    assert core.stats("b").num_target_tokens == 0
+    assert core.cache_stats().num_request_tokens == 6
+    with pytest.raises(ValueError, match="one entry per request"):
+        core._core.write_lengths(np.zeros(1, np.int32), np.zeros(2, np.int64))
+    with pytest.raises(KeyError, match="not active"):
+        core.count_missing("c", 1)
+
+
 def test_a_finished_slot_is_refused() -> None:
     core = drafter(HvdConfig(policy="cache"), None)
     core.start("a", [1, 2, 3])
@@ -259,6 +275,7 @@ def test_a_finished_slot_is_refused() -> None:
     both = np.arange(2, dtype=np.int32)
     for call in (
         lambda: core._core.num_tokens(0),
+        lambda: core._core.write_lengths(both, np.zeros(2, np.int64)),
         lambda: core._core.counts(0),
         lambda: core._core.extend(0, 1, True),
         lambda: core._core.are_planned(both),

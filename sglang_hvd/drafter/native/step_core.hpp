@@ -186,6 +186,9 @@ public:
     }
 
     std::int64_t num_tokens(std::int32_t slot) const { return of(slot).num_tokens; }
+    void write_lengths(Ints slots, std::span<std::int64_t> out) const {
+        for (std::size_t i = 0; i < slots.size(); ++i) out[i] = num_tokens(slots[i]);
+    }
     const CycleCounts& counts(std::int32_t slot) const { return of(slot).counts; }
     const CycleCounts& counts_of_all() const { return of_all_; }
     bool is_planned(std::int32_t slot) const { return of(slot).is_planned; }
