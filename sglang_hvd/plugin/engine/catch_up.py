@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -29,6 +28,7 @@ from sglang_hvd.config import HvdConfig, PostponeExtend
 from sglang_hvd.plugin.engine.draft_worker import rows_of
 from sglang_hvd.plugin.engine.missing_tokens import Ints, MissingTokens
 from sglang_hvd.plugin.engine.served_costs import ServedCosts
+from sglang_hvd.plugin.requests.held_requests import slots_of
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.step_clock import Phase, StepClock
 
@@ -91,12 +91,12 @@ class CatchUp:
         self._missing = MissingTokens(draft_extend.max_missing(max_nodes))
         self._max_missing = 0  # of any request, after the last step
 
-    def due(self, reqs: Sequence[Req], plan: StepPlan) -> Due:
+    def due(self, plan: StepPlan) -> Due:
         """The requests that catch up before the step's verification."""
         if not self._draft_extend.catches_up:
             return Due()
         with self._clock.measure(Phase.BUILD):
-            return self._due(reqs, plan)
+            return self._due(plan)
 
     def store(self, sent: Mapping[str, torch.Tensor]) -> None:
         """Stores what the last step committed. sent: Due.arrays on the device."""
@@ -114,21 +114,21 @@ class CatchUp:
         self.num_catch_ups += 1
         some = rows_of(batch, due.rows, sent["due_rows"])
         with self._time(len(due.rows), sum(due.lengths)):
-            drafted = self._extend(some, due, [plan.cached_lens[row] for row in due.rows], sent)
+            drafted = self._extend(some, due, plan.cached_lens[due.rows], sent)
         spec_info = copy.copy(batch.spec_info)
         for name, values in drafted.items():
             of_batch = getattr(spec_info, name)
             setattr(spec_info, name, of_batch.index_copy(0, sent["due_rows"], values))
         batch.spec_info = spec_info
 
-    def keep(self, reqs: Sequence[Req], plan: StepPlan, result: GenerationBatchResult) -> None:
+    def keep(self, plan: StepPlan, result: GenerationBatchResult) -> None:
         """Keeps the tokens that the step committed, if requests catch up with them later."""
         if not self._draft_extend.catches_up:
             return
         self._max_missing += 1  # only runs of plain steps read it, which commit one token each
         self._missing.keep(
-            _slots_of(reqs),
-            np.array(plan.cached_lens),
+            plan.held.slots,
+            plan.cached_lens,
             result.next_token_ids,
             result.logits_output.hidden_states,
         )
@@ -140,15 +140,15 @@ class CatchUp:
     def forget(self, reqs: Sequence[Req]) -> None:
         """A prefill wrote all of the draft KV cache of these requests."""
         if self._draft_extend.catches_up:
-            self._missing.forget(_slots_of(reqs))
+            self._missing.forget(slots_of(reqs))
 
     def clear(self) -> None:
         """The KV caches are empty: every request that goes on is prefilled first."""
         self._max_missing = 0
         self._missing.clear()
 
-    def _due(self, reqs: Sequence[Req], plan: StepPlan) -> Due:
-        slots, cached_lens = _slots_of(reqs), np.array(plan.cached_lens)
+    def _due(self, plan: StepPlan) -> Due:
+        slots, cached_lens = plan.held.slots, plan.cached_lens
         settled = self._missing.settle(slots, cached_lens)
         num_missing, of_model = self._missing.num_of(slots), plan.drafts.num_model_nodes
         rows = self._draft_extend.catching_up(of_model, num_missing, plan.num_plain)
@@ -179,7 +179,7 @@ class CatchUp:
         self,
         some: ScheduleBatch,
         due: Due,
-        cached_lens: list[int],
+        cached_lens: Ints,
         sent: Mapping[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
         """Runs the draft model over the tokens that these requests lack. Returns the inputs of
@@ -192,11 +192,11 @@ class CatchUp:
         some.out_cache_loc = draft_worker.req_to_token_pool.req_to_token[
             some.req_pool_indices[rows], positions
         ].to(torch.int64)
-        some.prefix_lens = [end - num for end, num in zip(cached_lens, due.lengths, strict=True)]
+        some.prefix_lens = (cached_lens - due.lengths).tolist()
         some.extend_lens = due.lengths
         some.extend_num_tokens = len(token_ids)
         some.seq_lens_cpu = torch.tensor(cached_lens)
-        some.seq_lens_sum = sum(cached_lens)
+        some.seq_lens_sum = int(cached_lens.sum())
         some.multimodal_inputs = [None] * len(cached_lens)
         # They name the states of the target's linear attention, for the whole batch.
         some.mamba_track_indices = some.mamba_track_mask = None
@@ -226,8 +226,3 @@ class CatchUp:
             "topk_index": topk_index,
             "hidden_states": output.hidden_states,
         }
-
-
-def _slots_of(reqs: Sequence[Req]) -> npt.NDArray[np.int64]:
-    """The rows of the requests in SGLang's table of tokens."""
-    return np.array([req.kv.req_pool_idx for req in reqs], np.int64)

@@ -12,8 +12,12 @@ whether drafts would have been worth a wait.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.plugin.engine.catch_up import CatchUp
 from sglang_hvd.plugin.requests.held_requests import HeldRequests
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
@@ -23,6 +27,8 @@ from sglang_hvd.types import DraftPlans
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
+_committed_len_of = attrgetter("kv.kv_committed_len")
+
 
 class RunAhead:
     """Decides whether the next step runs ahead. Never waits for the last step.
@@ -30,8 +36,15 @@ class RunAhead:
     Which servers have one is decided at their start (startup/verify_widths.py, check_run_ahead).
     """
 
-    def __init__(self, held: HeldRequests, launched: LaunchedSteps, catch_up: CatchUp) -> None:
-        self._held, self._launched, self._catch_up = held, launched, catch_up
+    def __init__(
+        self,
+        drafter: HybridDrafter,
+        held: HeldRequests,
+        launched: LaunchedSteps,
+        catch_up: CatchUp,
+    ) -> None:
+        self._drafter, self._held = drafter, held
+        self._launched, self._catch_up = launched, catch_up
 
     def step_plan(self, batch: ScheduleBatch, *, gives_lengths: bool) -> StepPlan | None:
         """The plan of the step that SGLang is about to launch; None if that step has to be planned
@@ -53,18 +66,17 @@ class RunAhead:
         self._launched.plan_late(last)
         if held is None or self._launched.wants_drafts:
             return None
-        coming = last.keys
-        if last.plan is None and coming.issuperset(h.key for h in held):
+        is_coming = last.commits(held)
+        if last.plan is None and is_coming.all():
             return None  # the last step was the prefill of all of them: nothing to continue
         # A request's newest token is not cached. The token that is on its way is not counted yet.
-        cached_lens = [h.num_tokens - (h.key not in coming) for h in held]
-        for req, h, num_cached in zip(batch.reqs, held, cached_lens, strict=True):
-            # kv_committed_len lacks the last step if that is a verification, since SGLang has not
-            # read its result yet. The lengths must be right: the device lays out the step by them.
-            # A request with wrong ones is indexed again in HeldRequests.of_step.
-            is_behind = last.plan is not None and h.key in coming
-            if num_cached != req.kv.kv_committed_len + is_behind:
-                return None
+        cached_lens = self._drafter.lengths(held.keys) - ~is_coming
+        # kv_committed_len lacks the last step if that is a verification, since SGLang has not read
+        # its result yet. The lengths must be right: the device lays out the step by them. A request
+        # with wrong ones is indexed again in HeldRequests.of_step.
+        committed = np.fromiter(map(_committed_len_of, batch.reqs), np.int64, len(held))
+        if (cached_lens != committed + (is_coming & (last.plan is not None))).any():
+            return None
         return StepPlan(
             held,
             DraftPlans.plain(len(held)),

@@ -231,7 +231,7 @@ class StepDrafts:
         # end. The full context of every request would do too, but takes gigabytes to fill.
         n = len(batch.reqs)
         longest = n * self._target.model_config.context_len
-        return min(sum(plan.cached_lens) + n * plan.width, longest)
+        return min(int(plan.cached_lens.sum()) + n * plan.width, longest)
 
 
 def _cache_nodes(plan: StepPlan) -> npt.NDArray[np.int64]:

@@ -48,7 +48,7 @@ from sglang_hvd.plugin.engine.verifications import (
     give_last_hidden_states,
     keep_last_hidden_states,
 )
-from sglang_hvd.plugin.requests.held_requests import HeldRequests
+from sglang_hvd.plugin.requests.held_requests import HeldRequests, Int64
 from sglang_hvd.plugin.requests.launched_steps import LaunchedSteps
 from sglang_hvd.plugin.requests.metrics import SERVER_METRICS, Metrics, PredictorMetrics
 from sglang_hvd.plugin.requests.served_cache import ServedCache
@@ -193,7 +193,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._draft_extend, self._catch_up = draft_extend, catch_up
         self._planner = StepPlanner(drafter, held, launched, states.widths)
         self._step_drafts = StepDrafts(draft_worker, states, costs=costs, clock=clock)
-        self._run_ahead = RunAhead(held, launched, catch_up) if config.run_ahead else None
+        self._run_ahead = RunAhead(drafter, held, launched, catch_up) if config.run_ahead else None
         self._verifications = Verifications(self, costs, clock)
         self._node_sampler = NodeSampler(target)
         self._extend_fence = PlanFence.of(self.device)
@@ -253,10 +253,10 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         elif plan.gives_lengths:
             # For this step alone: SGLang restores what the batch had.
             batch.seq_lens_cpu = torch.tensor(plan.cached_lens)
-            batch.seq_lens_sum = sum(plan.cached_lens)
-            assert self.device == "cuda" or batch.seq_lens.tolist() == plan.cached_lens
+            batch.seq_lens_sum = int(plan.cached_lens.sum())
+            assert self.device == "cuda" or torch.equal(batch.seq_lens, batch.seq_lens_cpu)
         # Send in one copy all that the device needs: to catch up, to draft, to lay out, to sample.
-        due = self._catch_up.due(batch.reqs, plan)
+        due = self._catch_up.due(plan)
         of_drafts = self._step_drafts.arrays(plan)
         of_sampling = self._node_sampler.arrays(plan, batch)
         with self._clock.measure(Phase.TRANSFER):
@@ -300,7 +300,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
     ) -> None:
         if not self._draft_extend.follows(plan.num_plain):
             self._stub_skipped_draft_extend(batch, result)
-            self._catch_up.keep(batch.reqs, plan, result)
+            self._catch_up.keep(plan, result)
             return
         # In a step that runs ahead, the device may not have reached the last draft-extend. Waiting
         # is free then: the device still has this step's verification to do.
@@ -403,9 +403,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._published_at = time.monotonic()
 
 
-def _lengths_of(batch: ScheduleBatch) -> list[int] | None:
+def _lengths_of(batch: ScheduleBatch) -> Int64 | None:
     """Tokens of each request in the KV cache; None if the host does not know them."""
-    return None if batch.seq_lens_cpu is None else batch.seq_lens_cpu.tolist()
+    return None if batch.seq_lens_cpu is None else batch.seq_lens_cpu.numpy()
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,10 @@ from sglang_hvd.types import SOURCES, DraftLimits, TokenIds
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
+Int64 = npt.NDArray[np.int64]
+
+_slot_of = attrgetter("kv.req_pool_idx")
+
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
@@ -45,7 +50,6 @@ class HeldRequest:
 
     key: the drafter's name for it.
     num_prompt_tokens: tokens of the prompt, as the target model sees it.
-    num_tokens: prompt and committed output tokens.
     control: what it asked for.
     limits: what it may verify; None: what the policy of the server chooses.
     kind: how its tokens are sampled.
@@ -59,7 +63,6 @@ class HeldRequest:
     rid: str
     req: weakref.ref[Req]
     num_prompt_tokens: int
-    num_tokens: int
     control: RequestControl
     limits: DraftLimits | None
     kind: SamplingKind
@@ -72,6 +75,54 @@ class HeldRequest:
     def has_fixed_drafts(self) -> bool:
         """Whether it verifies the drafts of some source whenever there are any."""
         return self.limits is not None and bool(self.limits.sources)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldBatch:
+    """The requests of consecutive steps, until the batch changes. What these steps need of each
+    request is worked out once. Row i belongs to request i.
+
+    keys: the drafter's names for them.
+    slots: int64[num_requests]; see slots_of.
+    sampled_rows: int64[num]; those that do not decode greedily.
+    biased_rows: int64[num]; those with a logit bias.
+    penalised_rows: int64[num]; those with penalties.
+    output_rows: int64[num]; those whose verification needs their output.
+    reporting_rows: int64[num]; those whose cycles are reported.
+    may_run_ahead: none of them verifies a draft whatever it gains, or needs its output.
+    """
+
+    requests: Sequence[HeldRequest]
+    keys: Sequence[int]
+    slots: Int64
+    sampled_rows: Int64
+    biased_rows: Int64
+    penalised_rows: Int64
+    output_rows: Int64
+    reporting_rows: Int64
+    may_run_ahead: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[HeldRequest], slots: Int64) -> HeldBatch:
+        def rows(has: Callable[[HeldRequest], bool]) -> Int64:
+            return np.flatnonzero([has(held) for held in requests])
+
+        output_rows = rows(lambda held: held.output_ids is not None)
+        are_fixed = any(held.has_fixed_drafts for held in requests)
+        return cls(
+            requests,
+            [held.key for held in requests],
+            slots,
+            sampled_rows=rows(lambda held: not held.kind.is_greedy),
+            biased_rows=rows(lambda held: held.kind.has_logit_bias),
+            penalised_rows=rows(lambda held: held.kind.penalties is not None),
+            output_rows=output_rows,
+            reporting_rows=rows(lambda held: held.cycles is not None),
+            may_run_ahead=not are_fixed and not len(output_rows),
+        )
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
 class HeldRequests:
@@ -99,11 +150,10 @@ class HeldRequests:
         self._dead: deque[int] = deque()  # keys whose request is gone
         self._next_key = 0
         self._num_reporting = 0
-        self._num_penalised = 0
-        self._num_with_output = 0
         self.num_forgotten = 0  # requests so far
-        # The requests of the last step, by the ids of SGLang's objects, until one is forgotten.
-        self._of_last_step: tuple[list[int], list[HeldRequest]] | None = None
+        # The batch of the last step, by the ids of SGLang's objects, until one is forgotten or a
+        # prefill may have given a request that comes back from a retraction another slot.
+        self._last_batch: tuple[list[int], HeldBatch] | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -121,16 +171,6 @@ class HeldRequests:
         """Whether the cycles of any of these requests are reported."""
         return self._num_reporting > 0
 
-    @property
-    def has_penalised(self) -> bool:
-        """Whether any of these requests has penalties."""
-        return self._num_penalised > 0
-
-    @property
-    def has_output(self) -> bool:
-        """Whether any of these requests needs its output for the verification."""
-        return self._num_with_output > 0
-
     def find(self, req: Req) -> HeldRequest | None:
         """The request as the drafter knows it; None for a request that it does not know."""
         held: HeldRequest | None = held_of(req)
@@ -146,6 +186,7 @@ class HeldRequests:
         # Requests that end with their prefill never come to a step. If there are enough of them, no
         # step runs at all.
         self.drop_ended(reqs)
+        self._last_batch = None
         # A request that is known to end here is not held, since its prompt may be long to index. A
         # request that comes back from a retraction is held: it has figures and output to keep.
         return [
@@ -155,48 +196,47 @@ class HeldRequests:
             for req in reqs
         ]
 
-    def of_step(self, reqs: Sequence[Req], cached_lens: Sequence[int] | None) -> list[HeldRequest]:
+    def of_step(self, reqs: Sequence[Req], cached_lens: Int64 | None) -> HeldBatch:
         """The requests of a decode step, once every token before it is committed.
 
-        cached_lens: tokens of each request in the KV cache, where the host knows them. The newest
-            committed token is not among them.
+        cached_lens: int64[num_requests], tokens of each request in the KV cache, where the host
+            knows them. The newest committed token is not among them.
         """
         with self._clock.measure(Phase.COMMIT):
             self.drop_ended(reqs)
-            ids = list(map(id, reqs))
-            if self._of_last_step is None or self._of_last_step[0] != ids:
-                self._of_last_step = ids, [self.find(req) or self._hold(req) for req in reqs]
-            held = self._of_last_step[1]
-            if cached_lens is not None and [h.num_tokens - 1 for h in held] != list(cached_lens):
-                held = [
-                    h if h.num_tokens == num_cached + 1 else self._resynced(req, num_cached + 1)
-                    for h, req, num_cached in zip(held, reqs, cached_lens, strict=True)
-                ]
-        return held
+            batch = self._last_of(reqs) or self._hold_all(reqs)
+            if cached_lens is not None:
+                others = np.flatnonzero(self._drafter.lengths(batch.keys) != cached_lens + 1)
+                if len(others):
+                    for row in map(int, others):
+                        self._resync(reqs[row], int(cached_lens[row]) + 1)
+                    batch = self._hold_all(reqs)
+        return batch
 
-    def _resynced(self, req: Req, num_tokens: int) -> HeldRequest:
-        """The request, started again from the tokens that SGLang has of it.
+    def _resync(self, req: Req, num_tokens: int) -> None:
+        """Starts the request again from the tokens that SGLang has of it.
 
         num_tokens: tokens that it has in fact. Under overlap scheduling the Req lacks the latest.
             They are missing from the drafter's text, and counted all the same.
         """
         self._figures.count_resync()
         held = self._hold(req)
+        num_missing = num_tokens - self._drafter.num_tokens(held.key)
         # Output stays right with drafts from wrong tokens, but not with penalties from wrong ones.
-        if held.output_ids is not None and held.num_tokens != num_tokens:
+        if held.output_ids is not None and num_missing:
             message = "the server lost the latest tokens of this request: send it again"
             end_request(req, message, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
-        held.num_tokens = num_tokens
-        return held
+        self._drafter.count_missing(held.key, num_missing)
 
-    def of_run(self, reqs: Sequence[Req]) -> list[HeldRequest] | None:
+    def of_run(self, reqs: Sequence[Req]) -> HeldBatch | None:
         """The requests of a step that may run ahead; None if one of them is not known yet, verifies
         a draft whatever it gains, or needs its output for the verification."""
         with self._clock.measure(Phase.COMMIT):
             self.drop_ended(reqs)
-        held = [h for req in reqs if (h := self.find(req)) is not None]
-        waits = [h.has_fixed_drafts or h.output_ids is not None for h in held]
-        return None if len(held) < len(reqs) or any(waits) else held
+            batch = self._last_of(reqs)
+            if batch is None and all(self.find(req) is not None for req in reqs):
+                batch = self._hold_all(reqs)
+        return batch if batch is not None and batch.may_run_ahead else None
 
     def drop_ended(self, running: Sequence[Req] = ()) -> None:
         """Forgets requests that ended unannounced; every step does so too."""
@@ -254,6 +294,19 @@ class HeldRequests:
         # A negative id is a large one without its sign.
         return ids.view(f"u{ids.itemsize}") < self._vocab_size
 
+    def _last_of(self, reqs: Sequence[Req]) -> HeldBatch | None:
+        """The batch of the last step, if it has these requests."""
+        ids = list(map(id, reqs))  # no Python code runs for each request
+        last = self._last_batch
+        return last[1] if last is not None and last[0] == ids else None
+
+    def _hold_all(self, reqs: Sequence[Req]) -> HeldBatch:
+        """The batch of these requests. Those that are not known yet are held from now on."""
+        held = [self.find(req) or self._hold(req) for req in reqs]
+        batch = HeldBatch.of(held, slots_of(reqs))
+        self._last_batch = list(map(id, reqs)), batch
+        return batch
+
     def _hold(self, req: Req) -> HeldRequest:
         """Holds a request as SGLang has it now, and starts it in the drafter.
 
@@ -265,7 +318,7 @@ class HeldRequests:
         before = self.find(req)
         earlier = RequestStats()
         if before is not None:
-            if before.num_tokens == num_tokens:
+            if self._drafter.num_tokens(before.key) == num_tokens:
                 return before
             earlier = before.earlier + self._release(before)
         key = self._next_key
@@ -290,7 +343,6 @@ class HeldRequests:
             rid=req.rid,
             req=weakref.ref(req, lambda _: self._dead.append(key)),
             num_prompt_tokens=len(req.origin_input_ids),
-            num_tokens=num_tokens,
             control=control,
             limits=limits,
             kind=kind,
@@ -314,8 +366,6 @@ class HeldRequests:
             self._drafter.extend(key, self.as_sampled(output_ids), counts=before is None)
         self._held[key] = held
         self._num_reporting += cycles is not None
-        self._num_penalised += kind.penalties is not None
-        self._num_with_output += held.output_ids is not None
         mark_held(req, held)
         return held
 
@@ -327,10 +377,13 @@ class HeldRequests:
     def _forget(self, held: HeldRequest) -> None:
         del self._held[held.key]
         self._num_reporting -= held.cycles is not None
-        self._num_penalised -= held.kind.penalties is not None
-        self._num_with_output -= held.output_ids is not None
         self.num_forgotten += 1
-        self._of_last_step = None
+        self._last_batch = None
+
+
+def slots_of(reqs: Sequence[Req]) -> Int64:
+    """The rows of the requests in SGLang's table of tokens."""
+    return np.fromiter(map(_slot_of, reqs), np.int64, len(reqs))
 
 
 def _is_given_up(req: Req) -> bool:

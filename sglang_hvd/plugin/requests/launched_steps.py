@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.drafter.cycle_reports import cycle_of
 from sglang_hvd.plugin.device.host_transfer import HostCopy
-from sglang_hvd.plugin.requests.held_requests import HeldRequest, HeldRequests
+from sglang_hvd.plugin.requests.held_requests import HeldBatch, HeldRequest, HeldRequests
 from sglang_hvd.plugin.requests.served_figures import ServedFigures
 from sglang_hvd.plugin.requests.step_plan import StepPlan
 from sglang_hvd.step_clock import Phase, StepClock
@@ -48,10 +49,12 @@ class LaunchedStep:
     num_forgotten: int
     began_at: float | None = None
 
-    @property
-    def keys(self) -> set[int]:
-        """The keys of the requests that it commits tokens of."""
-        return {held.key for held in self.held if held is not None}
+    def commits(self, batch: HeldBatch) -> npt.NDArray[np.bool_]:
+        """Whether it commits tokens of each of these requests: bool[num_requests]."""
+        if self.plan is not None and self.plan.held is batch:
+            return np.ones(len(batch), np.bool_)
+        keys = {held.key for held in self.held if held is not None}
+        return np.fromiter(map(keys.__contains__, batch.keys), np.bool_, len(batch))
 
 
 class LaunchedSteps:
@@ -139,7 +142,7 @@ class LaunchedSteps:
         with self._clock.measure(Phase.TRANSFER):
             copy = HostCopy(arrays, self._stream)
         step = LaunchedStep(
-            held=plan.held,
+            held=plan.held.requests,
             copy=copy,
             plan=plan,
             is_plain=plan.width == 1,
@@ -167,7 +170,10 @@ class LaunchedSteps:
         if self._unplanned is not step:
             return
         self._unplanned = None
-        keys = [h.key for h in step.held if h is not None and h in self._held]
+        assert step.plan is not None, "a prefill is not planned"
+        keys = step.plan.held.keys
+        if (rows := self._rows_held(step)) is not None:
+            keys = [keys[row] for row in rows]
         if keys and self._drafter.plan_launched(keys):
             self._wants_drafts = True
 
@@ -187,7 +193,7 @@ class LaunchedSteps:
 
     def _finish(self, req: Req, held: HeldRequest) -> None:
         num_tokens = len(req.origin_input_ids) + len(req.output_ids)
-        while self._steps and held.num_tokens < num_tokens:
+        while self._steps and self._drafter.num_tokens(held.key) < num_tokens:
             self._commit_first()  # without overlap, or after a step that ran ahead
         self._held.finish(req, held)
 
@@ -199,16 +205,17 @@ class LaunchedSteps:
             self._clock.know_tokens()
         ms = self._ms_of(step) if self._held.has_reporting else None
         with self._clock.measure(Phase.COMMIT):
-            rows = None
-            if step.plan is None or step.num_forgotten != self._held.num_forgotten:
-                rows = [row for row, h in enumerate(step.held) if h is not None and h in self._held]
-                if not rows:
-                    return
-            if step.plan is None:
-                assert rows is not None, "the rows of a prefill are looked up"
+            rows = self._rows_held(step)
+            if step.plan is not None:
+                self._commit_cycles(step.plan, ms, rows, token_ids, *of_requests)
+            elif rows:
                 self._commit_prefill(step, rows, token_ids)
-            else:
-                self._commit_cycles(step, step.plan, ms, rows, token_ids, *of_requests)
+
+    def _rows_held(self, step: LaunchedStep) -> list[int] | None:
+        """The rows of the requests that are still held; None: all rows of a verification."""
+        if step.plan is not None and step.num_forgotten == self._held.num_forgotten:
+            return None
+        return [row for row, h in enumerate(step.held) if h is not None and h in self._held]
 
     def _ms_of(self, step: LaunchedStep) -> float | None:
         """The time of a step whose tokens have just arrived, see Cycle.ms."""
@@ -221,14 +228,12 @@ class LaunchedSteps:
         for row, committed in zip(rows, tokens, strict=True):
             held = step.held[row]
             assert held is not None, "rows without a request are left out"
-            held.num_tokens += 1
             if held.output_ids is not None:
                 held.output_ids.extend(committed.tolist())
             self._drafter.extend(held.key, committed)
 
     def _commit_cycles(
         self,
-        step: LaunchedStep,
         plan: StepPlan,
         ms: float | None,
         rows: list[int] | None,
@@ -237,43 +242,40 @@ class LaunchedSteps:
         num_model_accepted: np.ndarray | None = None,
     ) -> None:
         """rows: of the requests that are still held; None: all."""
-        held, tokens = plan.held, token_ids.reshape(-1, plan.width)
+        held, lengths = plan.held, lengths.astype(np.int32, copy=False)
         if num_model_accepted is None:
             num_model_accepted = np.full(len(held), -1, np.int32)
-        if rows is not None:
-            held, tokens, lengths = [held[row] for row in rows], tokens[rows], lengths[rows]
-            num_model_accepted = num_model_accepted[rows]
-        tokens, lengths = self._held.as_sampled(tokens), lengths.astype(np.int32, copy=False)
         outcomes = VerifyOutcomes(
-            tokens, lengths, lengths - 1, num_model_accepted.astype(np.int32, copy=False)
+            self._held.as_sampled(token_ids.reshape(-1, plan.width)),
+            lengths,
+            lengths - 1,
+            num_model_accepted.astype(np.int32, copy=False),
         )
-        if self._held.has_reporting:
-            self._report(plan, ms, rows or range(len(held)), outcomes)
-        self._drafter.commit([h.key for h in held], outcomes)
-        for h, num_tokens in zip(held, lengths.tolist(), strict=True):
-            h.num_tokens += num_tokens
-        if self._held.has_output:
-            for h, committed, num_tokens in zip(held, tokens, lengths, strict=True):
-                if h.output_ids is not None:
-                    h.output_ids.extend(committed[:num_tokens].tolist())
+        if len(held.reporting_rows):
+            self._report(plan, ms, outcomes)
+        for row in held.output_rows:
+            output_ids = held.requests[row].output_ids
+            assert output_ids is not None, "these rows keep their output"
+            output_ids.extend(outcomes.token_ids[row, : lengths[row]].tolist())
+        if rows is None:
+            self._drafter.commit(held.keys, outcomes)
+        elif rows:
+            self._drafter.commit([held.keys[row] for row in rows], outcomes.select(rows))
 
-    def _report(
-        self, plan: StepPlan, ms: float | None, rows: Sequence[int], outcomes: VerifyOutcomes
-    ) -> None:
-        """Keeps the cycles of the requests that report them. Row i of the outcomes belongs to row
-        rows[i] of the plan."""
+    def _report(self, plan: StepPlan, ms: float | None, outcomes: VerifyOutcomes) -> None:
+        """Keeps the cycles of the requests that report them, before these are committed."""
         sources = plan.drafts.sources
-        for place, row in enumerate(rows):
-            h, num_tokens = plan.held[row], int(outcomes.lengths[place])
-            if h.cycles is None:
+        for row in plan.held.reporting_rows:
+            h = plan.held.requests[row]
+            if h.cycles is None or h not in self._held:
                 continue
             cycle = cycle_of(
                 plan.drafts,
                 row,
-                outcomes.token_ids[place, :num_tokens].tolist(),
-                int(outcomes.num_model_accepted[place]),
+                outcomes.token_ids[row, : outcomes.lengths[row]].tolist(),
+                int(outcomes.num_model_accepted[row]),
                 source=sources[row],
-                at=h.num_tokens - h.num_prompt_tokens,
+                at=self._drafter.num_tokens(h.key) - h.num_prompt_tokens,
                 width=plan.width,
                 num_requests=len(plan.held),
                 ms=ms,

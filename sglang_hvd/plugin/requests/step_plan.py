@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from sglang_hvd.plugin.requests.held_requests import HeldRequest
+from sglang_hvd.plugin.requests.held_requests import HeldBatch, Int64
 from sglang_hvd.types import DraftPlans
 
 
@@ -16,49 +14,37 @@ from sglang_hvd.types import DraftPlans
 class StepPlan:
     """One decode step. Row i belongs to request i of the batch.
 
-    held: the requests as the drafter knows them.
+    held: the requests of the batch.
     drafts: what each of them verifies.
-    cached_lens: tokens of each request in the KV cache. Its newest token, which is the root of what
-        it verifies, is not among them.
+    cached_lens: int64[num_requests], tokens of each request in the KV cache. Its newest token,
+        which is the root of what it verifies, is not among them.
     width: nodes of each request in the verification, root included.
     num_plain: number of consecutive plain steps (one node for each request), this one included; 0
         if this step has room for drafts.
-    penalised_rows: the requests with penalties.
     runs_ahead: the step is launched without drafts, before the tokens of the last step are known.
     gives_lengths: cached_lens replaces SGLang's lengths on the host, which the attention backends
         need and SGLang did not read.
     """
 
-    held: Sequence[HeldRequest]
+    held: HeldBatch
     drafts: DraftPlans
-    cached_lens: Sequence[int]
+    cached_lens: Int64
     width: int
     num_plain: int
-    penalised_rows: Sequence[int] = ()
     runs_ahead: bool = False
     gives_lengths: bool = False
 
     @property
     def num_context(self) -> int:
         """Tokens of all requests together, their newest ones included."""
-        return sum(self.cached_lens) + len(self.cached_lens)
+        return int(self.cached_lens.sum()) + len(self.cached_lens)
 
     @property
-    def drafting_rows(self) -> npt.NDArray[np.int64]:
+    def drafting_rows(self) -> Int64:
         """The requests for which the model drafter drafts."""
         return np.flatnonzero(self.drafts.num_model_nodes)
 
-    @property
-    def sampled_rows(self) -> list[int]:
-        """The requests that do not decode greedily."""
-        return [row for row, held in enumerate(self.held) if not held.kind.is_greedy]
-
-    @property
-    def biased_rows(self) -> list[int]:
-        """The requests with a logit bias."""
-        return [row for row, held in enumerate(self.held) if held.kind.has_logit_bias]
-
-    def max_depth(self, rows: Sequence[int]) -> int:
+    def max_depth(self, rows: Int64) -> int:
         """No path of these requests has more draft tokens."""
         drafts = self.drafts
         of_host = int(drafts.drafts.num_nodes[rows].max(initial=0))

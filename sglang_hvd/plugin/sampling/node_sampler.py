@@ -108,14 +108,13 @@ class NodeSampler:
     def arrays(self, plan: StepPlan, batch: ScheduleBatch) -> dict[str, npt.NDArray[np.int64]]:
         """The arrays that go to the device, by name: the rows of the requests that ask for
         something."""
-        info = batch.sampling_info
-        # is_all_greedy may stay False when the last request that samples ends.
-        rows = {
-            "sampled_rows": [] if info.is_all_greedy else plan.sampled_rows,
-            "penalised_rows": plan.penalised_rows,
-            "biased_rows": [] if info.logit_bias is None else plan.biased_rows,
+        info, held, none = batch.sampling_info, plan.held, np.empty(0, np.int64)
+        return {
+            # is_all_greedy may stay False when the last request that samples ends.
+            "sampled_rows": none if info.is_all_greedy else held.sampled_rows,
+            "penalised_rows": held.penalised_rows,
+            "biased_rows": none if info.logit_bias is None else held.biased_rows,
         }
-        return {name: np.array(of_batch, np.int64) for name, of_batch in rows.items()}
 
     def sample(
         self,
@@ -150,8 +149,8 @@ class NodeSampler:
             logits.view(n, w, -1).index_add_(0, at, bias)
         candidates = verify_input.draft_token.reshape(n, w)
         if info.has_custom_logit_processor:
-            outputs = [held.output_ids for held in plan.held]
-            failed = process_nodes(logits, info, batch.reqs, outputs, _nodes_of(verify_input))
+            held = plan.held.requests
+            failed = process_nodes(logits, info, batch.reqs, held, _nodes_of(verify_input))
             if failed:
                 at = to_device(np.array(failed, np.int64), batch.device)
                 candidates = candidates.flatten().index_fill(0, at, -1).view(n, w)
@@ -185,12 +184,12 @@ class NodeSampler:
         logits: torch.Tensor,
     ) -> None:
         """on_device: int64[k]; the requests with penalties. logits: float[n, w, v]."""
-        rows = plan.penalised_rows
+        rows = plan.held.penalised_rows
         num = max(1, _MAX_LOGITS // logits[0].numel())
         for start in range(0, len(rows), num):
             some = rows[start : start + num]
             penalties, outputs = [], []
-            for held in (plan.held[row] for row in some):
+            for held in (plan.held.requests[row] for row in some):
                 assert held.kind.penalties is not None
                 assert held.output_ids is not None, "penalties need the output"
                 penalties.append(held.kind.penalties)

@@ -13,6 +13,7 @@ import torch
 
 from sglang_hvd.plugin.device.host_transfer import to_device
 from sglang_hvd.plugin.requests.bad_requests import apply_processor
+from sglang_hvd.plugin.requests.held_requests import HeldRequest
 from sglang_hvd.plugin.trees.draft_trees import DraftNodes
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def process_nodes(
     logits: torch.Tensor,
     info: SamplingBatchInfo,
     reqs: Sequence[Req],
-    outputs: Sequence[array[int] | None],
+    held: Sequence[HeldRequest],
     nodes: DraftNodes,
 ) -> list[int]:
     """Lets the custom logit processors of a batch change the logits of its nodes. One that fails at
@@ -45,7 +46,7 @@ def process_nodes(
 
     Args:
         logits: float[n * w, v], written in place.
-        outputs: the tokens of each output so far; None for requests without a processor.
+        held: the requests; those with a processor keep their output so far.
 
     Returns:
         The slots at which a processor failed. Such a draft token must not be accepted: if it is
@@ -58,7 +59,7 @@ def process_nodes(
     columns = [nodes.token_ids[at], nodes.parents[at], nodes.num_used[at, None]]
     views: dict[int, list[RequestAtNode]] = {}
     for row, of_row in zip(rows, torch.cat(columns, dim=1).cpu().numpy(), strict=True):
-        output_ids = outputs[row]
+        output_ids = held[row].output_ids
         assert output_ids is not None, "requests with a processor keep their output"
         num = int(of_row[-1])
         views[row] = _views(reqs[row], output_ids, of_row[:num], of_row[w : w + num])

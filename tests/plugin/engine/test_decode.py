@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +24,10 @@ NOBODY = Due()
 VERIFY_INPUT: Any = SimpleNamespace(is_model_node=None, kv_loc_plan="a window")
 RESULT = SimpleNamespace(next_token_ids="tokens", accept_lens="lengths", new_seq_lens="new")
 
-PLAN = ["launched.commit", "held.of_step", "drafter.plan", "launched.num_plain_with"]
+PLAN = [
+    *("launched.commit", "held.of_step", "drafter.plan", "drafter.lengths"),
+    "launched.num_plain_with",
+]
 SEND = ["catch_up.due", "step_drafts.arrays", "send", "drafting", "catch_up.store"]
 CATCH_UP = ["states.use_base_width", "catch_up.run"]
 DRAFT_AND_VERIFY = [
@@ -77,10 +81,9 @@ def decode(
     worker.device = "cpu"
     worker._clock = StepClock()
     launched: Any = Part("launched", calls, num_plain_with=1)
-    kind = SimpleNamespace(penalties=None)
-    request = SimpleNamespace(key=7, num_tokens=11, cycles=None, kind=kind)
-    held: Any = Part("held", calls, of_step=[request])
-    drafter: Any = Part("drafter", calls, plan=DraftPlans.plain(1))
+    requests = SimpleNamespace(keys=[7], reporting_rows=[])
+    held: Any = Part("held", calls, of_step=requests)
+    drafter: Any = Part("drafter", calls, plan=DraftPlans.plain(1), lengths=np.array([11]))
     worker._launched = launched
     worker._node_sampler = SimpleNamespace(sample=lambda *_: None, arrays=lambda *_: {})
     worker._planner = StepPlanner(drafter, held, launched, VerifyWidths((1, 4), 4))
@@ -135,11 +138,11 @@ def test_a_planned_step_commits_plans_sends_drafts_verifies_and_extends(
 def test_a_step_that_runs_ahead_neither_commits_nor_plans(
     monkeypatch: pytest.MonkeyPatch, gives_lengths: bool
 ) -> None:
-    held: Any = SimpleNamespace(key=7)
+    held: Any = None
     ahead = StepPlan(
-        [held],
+        held,
         DraftPlans.plain(1),
-        cached_lens=[10],
+        cached_lens=np.array([10]),
         width=1,
         num_plain=2,
         runs_ahead=True,

@@ -223,9 +223,9 @@ def test_a_flush_leaves_no_copies() -> None:
 def test_nothing_waits_where_draft_extend_follows_every_step() -> None:
     nothing: Any = None
     catch_up = CatchUp(nothing, DraftExtend.EVERY_STEP, max_nodes=8, costs=nothing, clock=nothing)
-    due = catch_up.due([nothing], nothing)
+    due = catch_up.due(nothing)
     assert (due.rows, due.arrays) == ([], {})
     catch_up.store({})
-    catch_up.keep([nothing], nothing, nothing)
+    catch_up.keep(nothing, nothing)
     assert catch_up._missing._verified is None
     catch_up.forget([nothing])

@@ -77,7 +77,7 @@ def test_a_step_waits_if_it_is_no_plain_decode_step(
         has_grammar=has_grammar,
         forward_mode=SimpleNamespace(is_decode=lambda: is_decode),
     )
-    rule = RunAhead(served.held, served.launched, catch_up)
+    rule = RunAhead(served.drafter, served.held, served.launched, catch_up)
     plan = rule.step_plan(batch, gives_lengths=True)
     assert (plan is not None) is (is_decode and not has_grammar and not catches_up)
     assert plan is None or plan.gives_lengths
@@ -100,7 +100,7 @@ def test_after_a_plain_step_the_next_runs_ahead_until_drafts_pay() -> None:
         assert served.plan_ahead([req])
         step = served.step
         assert step.runs_ahead
-        assert step.cached_lens == [cached]
+        assert step.cached_lens.tolist() == [cached]
         assert step.num_context == cached + 1
         [plan] = single_plans(step.drafts)
         assert (plan.source, plan.num_nodes) == ("plain", 0)
@@ -129,12 +129,12 @@ def test_a_prefill_in_between_does_not_end_a_run() -> None:
     served.prefill(second)  # while the step before still ran
     read_results([first], [5])
     assert served.plan_ahead([first, second])
-    assert served.step.cached_lens == [4, 4]  # of the second the token is on its way
+    assert served.step.cached_lens.tolist() == [4, 4]  # of the second the token is on its way
     assert served.step.num_context == 10
     served.verify([6, 6])
     read_results([second], [3], is_prefill=True)
     assert served.plan_ahead([first, second])
-    assert served.step.cached_lens == [5, 5]
+    assert served.step.cached_lens.tolist() == [5, 5]
     served.verify([11, 12])
     read_results([first, second], [6, 6])
     served.plan([first, second], [6, 6])
@@ -168,7 +168,7 @@ def test_requests_whose_verification_needs_their_output_do_not_run_ahead() -> No
     read_results([penalised], [3], is_prefill=True)
     served.plan([first, penalised], [3, 2])
     assert served.step is not None
-    assert served.step.penalised_rows == [1]
+    assert served.step.held.penalised_rows.tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_request_that_ends_in_a_run_has_its_tokens_and_not_those_after() -> No
     served.launched.note_finished("a")  # seen once the step after was launched
     assert served.describe()["num_shared_tokens"] == 2
     assert served.plan_ahead(reqs[1:])
-    assert served.step.cached_lens == [4]
+    assert served.step.cached_lens.tolist() == [4]
     served.verify([32])
     read_results(reqs[1:], [31])
     served.end(reqs[1], [32])

@@ -33,7 +33,7 @@ def step_of(num_cache: list[int], are_trees: list[bool], num_model: list[int]) -
         num_model_nodes=np.array(num_model, np.int32),
     )
     held: Any = [None] * num
-    return StepPlan(held, plans, cached_lens=[9] * num, width=WIDTH, num_plain=0)
+    return StepPlan(held, plans, cached_lens=np.full(num, 9), width=WIDTH, num_plain=0)
 
 
 def step_drafts_on(device: str, topk: int) -> StepDrafts:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -33,6 +35,8 @@ from tests.payoff.made_up import constant_survival
 
 VOCAB_SIZE = 100
 WIDTHS = (1, 8)
+
+_SLOTS = itertools.count()
 
 COSTS = StepCosts(
     about="made up",
@@ -99,7 +103,7 @@ class ServedRequests:
         self.planner = StepPlanner(self.drafter, self.held, self.launched, widths)
         nothing: Any = None
         self.catch_up = CatchUp(nothing, DraftExtend.NEVER, max_nodes=8, costs=nothing, clock=clock)
-        self.run_ahead = RunAhead(self.held, self.launched, self.catch_up)
+        self.run_ahead = RunAhead(self.drafter, self.held, self.launched, self.catch_up)
         self.step: StepPlan | None = None
 
     def worker(self) -> HvdWorker:
@@ -113,7 +117,7 @@ class ServedRequests:
     def plan(self, reqs: Sequence[Req], cached_lens: Sequence[int]) -> DraftPlans:
         """Plans the next step from the tokens of all steps before it."""
         self.launched.commit()
-        self.step = self.planner.plan(reqs, cached_lens, next_waits=False)
+        self.step = self.planner.plan(reqs, np.array(cached_lens), next_waits=False)
         return self.step.drafts
 
     def plan_ahead(self, reqs: Sequence[Req], *, has_grammar: bool = False) -> bool:
@@ -163,7 +167,9 @@ def request(rid: str, prompt: list[int], *, extra_key: str | None = None) -> Req
     """A request of SGLang's that has not been prefilled."""
     sampling = SamplingParams(temperature=0, max_new_tokens=4)
     sampling.normalize(None)
-    return Req(rid, "", array("q", prompt), sampling, extra_key=extra_key)
+    req = Req(rid, "", array("q", prompt), sampling, extra_key=extra_key)
+    req.kv.req_pool_idx = next(_SLOTS)
+    return req
 
 
 def read_results(reqs: list[Req], tokens: list[int], *, is_prefill: bool = False) -> None:

@@ -372,10 +372,26 @@ def test_embeddings_are_no_prompt_to_draft_from() -> None:
     assert plan.source == "plain"
 
 
+def test_a_batch_is_worked_out_once_until_it_may_have_changed() -> None:
+    served = ServedRequests()
+    reqs = [request("a", [1, 2]), request("b", [1, 2, 3])]
+    reqs[1].sampling_params.top_k = 5
+    served.prefill(*reqs)
+    first = served.held.of_step(reqs, None)
+    assert first.slots.tolist() == [req.kv.req_pool_idx for req in reqs]
+    assert first.sampled_rows.tolist() == [1]
+    assert served.held.of_step(reqs, None) is first
+    assert served.held.of_run(reqs) is first
+    assert served.held.of_step(reqs[::-1], None).sampled_rows.tolist() == [0]
+    # A request that was retracted comes back in another slot.
+    reqs[0].kv.req_pool_idx = 1000
+    served.prefill(reqs[0])
+    assert served.held.of_step(reqs, None).slots[0] == 1000
+
+
 def test_a_request_for_which_there_is_no_memory_at_all_is_dropped() -> None:
     served = ServedRequests()
     req = request("a", [1, 2])
-    req.kv.req_pool_idx = 0
     served.prefill(req)
     # An abort of a running request comes with its next result.
     req.to_finish = FINISH_ABORT()

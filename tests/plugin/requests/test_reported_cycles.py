@@ -166,7 +166,6 @@ def report_after_another(report_cycles: bool, first: list[int]) -> Cycle:
     served.prefill(before)
     before.output_ids.append(3)
     served.drafter.extend(served.held.of_rid("before")[0].key, np.array(first, np.int32))
-    served.held.of_rid("before")[0].num_tokens += len(first)
     served.end(before, first)
     req = asking("a", [7, 8, 9])
     served.prefill(req)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.layers.sampler import Sampler
@@ -44,8 +45,9 @@ def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(are_greedy: list[bool]) -> Any:
-    rows = [row for row, is_greedy in enumerate(are_greedy) if not is_greedy]
-    return SimpleNamespace(held=are_greedy, sampled_rows=rows, penalised_rows=[])
+    sampled_rows, none = np.flatnonzero(np.logical_not(are_greedy)), np.empty(0, np.int64)
+    held = SimpleNamespace(sampled_rows=sampled_rows, penalised_rows=none, biased_rows=none)
+    return SimpleNamespace(held=held)
 
 
 def sampler(seen: list[int]) -> NodeSampler:

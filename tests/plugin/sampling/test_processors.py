@@ -57,7 +57,8 @@ def processed(
         parents=torch.tensor([[0, 0, 0], [0, 0, 0]]),
         num_used=torch.tensor([3, 2]),
     )
-    failed = process_nodes(logits, info, reqs, [array("q", [0, 1]), array("q", [2])], nodes)
+    held: list[Any] = [SimpleNamespace(output_ids=array("q", ids)) for ids in ([0, 1], [2])]
+    failed = process_nodes(logits, info, reqs, held, nodes)
     assert failed == list(failed_slots)
     return logits, {
         row: str(req.to_finish.message) for row, req in enumerate(reqs) if req.to_finish
