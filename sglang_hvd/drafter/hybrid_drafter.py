@@ -58,6 +58,7 @@ class HybridDrafter:
         verify_width: int,
         allocator: StepAllocator | None = None,
         verifies_trees: bool = True,
+        num_threads: int = 1,
         clock: StepClock | None = None,
         sources: SourceTable = SOURCES,
     ) -> None:
@@ -71,6 +72,7 @@ class HybridDrafter:
             may allow fewer for many requests.
         allocator: needed by the policy allocate.
         verifies_trees: whether cache drafts may branch.
+        num_threads: threads that share the requests of a step, the calling one included.
         clock: measures what plan does.
         sources: the draft sources; those on the device are the allocator's drafters, in order.
         """
@@ -124,6 +126,7 @@ class HybridDrafter:
             len(sources.labels),
             SOURCES.bit_of("cache"),
             asks_votes(config, has_features=has_features),
+            num_threads,
         )
         self._use_in_core()
         self._proposer = Proposer(
@@ -154,6 +157,7 @@ class HybridDrafter:
         deterministic: bool,
         allocator: StepAllocator | None = None,
         verifies_trees: bool = True,
+        num_threads: int = 1,
         clock: StepClock | None = None,
     ) -> "HybridDrafter":
         """The drafter that a configuration describes, with its own suffix cache.
@@ -177,6 +181,7 @@ class HybridDrafter:
             verify_width=verify_width,
             allocator=allocator,
             verifies_trees=verifies_trees,
+            num_threads=num_threads,
             clock=clock,
         )
 
@@ -283,7 +288,7 @@ class HybridDrafter:
         next_waits: the step after it cannot run ahead, whatever is decided.
         explains: rows for which the plans say what each choice was expected to gain.
 
-        Raises KeyError for a request that is not active.
+        Raises KeyError for a request that is not active, ValueError if one is there twice.
         """
         if self._config.policy == "model":
             proposals = self._proposer.nothing(len(rids))
@@ -298,7 +303,7 @@ class HybridDrafter:
 
         max_cache_draft_tokens: a lower limit than this drafter's.
 
-        Raises KeyError for a request that is not active.
+        Raises KeyError for a request that is not active, ValueError if one is there twice.
         """
         limits = [self._proposer.max_cache_draft_tokens]
         if self._allocator is not None:
@@ -346,16 +351,15 @@ class HybridDrafter:
     def commit(self, rids: Sequence[Hashable], outcomes: VerifyOutcomes) -> None:
         """Commits the outcomes of the cycles planned last; row i belongs to rids[i].
 
-        Raises KeyError for a request that is not active, ValueError for invalid token ids and for
-        outcomes that disagree, TypeError for arrays of another type; then nothing has changed.
+        Raises KeyError for a request that is not active, ValueError if one is there twice, for
+        invalid token ids and for outcomes that disagree, TypeError for arrays of another type; then
+        nothing has changed.
         """
         batch = self._batch_of(rids)
         if len(batch) != len(outcomes.lengths):
             raise ValueError(
                 f"{len(batch)} requests and outcomes of {len(outcomes.lengths)}: each needs one"
             )
-        if not batch.is_unique:
-            raise ValueError("a request may appear only once in a commit")
         assert self._core.are_planned(batch.of_cache), "a cycle is planned before it is committed"
         changes = self._core.commit(
             batch.of_cache,

@@ -36,7 +36,6 @@ class DraftedBatch:
     of_cache, of_rest: int32[num_requests], as in DraftedRequest.
     limits: None if no request has any.
     teaches: bool[num_requests]; None: the sources learn from all of them.
-    is_unique: no request is there twice.
     """
 
     rids: Sequence[Hashable]
@@ -44,10 +43,11 @@ class DraftedBatch:
     of_rest: npt.NDArray[np.int32]
     limits: "BatchLimits | None"
     teaches: npt.NDArray[np.bool_] | None
-    is_unique: bool
 
     @classmethod
     def of(cls, rids: Sequence[Hashable], requests: Sequence[DraftedRequest]) -> "DraftedBatch":
+        if len(set(rids)) < len(rids):
+            raise ValueError("a request may appear only once in a step")
         teaches = np.array([request.teaches for request in requests], np.bool_)
         return cls(
             rids,
@@ -55,7 +55,6 @@ class DraftedBatch:
             np.array([request.of_rest for request in requests], np.int32),
             limits_of(requests),
             None if teaches.all() else teaches,
-            is_unique=len(set(rids)) == len(rids),
         )
 
     def has_only(self, rids: Sequence[Hashable]) -> bool:

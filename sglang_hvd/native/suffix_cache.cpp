@@ -31,8 +31,7 @@ void propose(CacheCore& core, std::span<const std::int32_t> slots, std::span<con
     require(max_nodes.size() == slots.size(), "max_nodes needs one entry per request");
     const DraftRows rows = rows_of(batch, slots.size());
     const nb::gil_scoped_release nogil;
-    core.propose_rows(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, by_votes, with_evidence, max_nodes,
-                      rows);
+    core.propose(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, by_votes, with_evidence, max_nodes, rows);
 }
 
 template <typename T>

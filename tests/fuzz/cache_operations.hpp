@@ -53,26 +53,22 @@ inline void propose(CacheCore& core, const std::vector<CacheCore::Slot>& slots, 
     const std::size_t n = slots.size();
     std::vector<Token> token_ids(n * kWidth);
     std::vector<std::int32_t> parents(n * kWidth), depths(n * kWidth), most(n);
-    std::vector<float> probs(n * kWidth);
-    std::vector<Draft> drafts(n);
-    for (std::size_t i = 0; i < n; ++i) {
-        most[i] = bytes.next() - 20;
-        drafts[i] = {{&token_ids[i * kWidth], kWidth}, {&parents[i * kWidth], kWidth},
-                     {&depths[i * kWidth], kWidth},    {&probs[i * kWidth], kWidth}, 0, {}, {}};
-    }
+    std::vector<float> probs(n * kWidth), matches(n * kMatchColumns), evidence(n * kEvidenceColumns);
+    std::vector<std::int32_t> num_nodes(n);
+    for (auto& max : most) max = bytes.next() - 20;
     const bool is_tree = bytes.next() % 2 != 0;
+    const DraftRows drafts{kWidth,       token_ids.data(), parents.data(), depths.data(),
+                           probs.data(), num_nodes.data(), matches.data(), evidence.data()};
     core.propose(slots, is_tree ? DraftShape::kTree : DraftShape::kChain, false, true, most, drafts);
     for (std::size_t i = 0; i < n; ++i) {
-        const Draft& draft = drafts[i];
-        require(draft.num_nodes <= std::max(most[i], 0), "a draft is longer than asked");
-        for (int node = 0; node < draft.num_nodes; ++node) {
-            const auto at = static_cast<std::size_t>(node);
-            const int parent = draft.parents[at];
+        require(num_nodes[i] <= std::max(most[i], 0), "a draft is longer than asked");
+        for (std::size_t at = i * kWidth; at < i * kWidth + drafts.length(i); ++at) {
+            const int parent = parents[at], node = static_cast<int>(at - i * kWidth);
             require(parent < node && parent >= -1, "a parent stands after its child");
-            const int above = parent < 0 ? 0 : draft.depths[static_cast<std::size_t>(parent)];
-            require(draft.depths[at] == above + 1 && above < kLookAhead, "a depth is wrong");
-            require(draft.token_ids[at] >= 0, "a draft reaches over the end of a sequence");
-            require(draft.probs[at] >= 0 && draft.probs[at] <= 1, "a probability is none");
+            const int above = parent < 0 ? 0 : depths[i * kWidth + static_cast<std::size_t>(parent)];
+            require(depths[at] == above + 1 && above < kLookAhead, "a depth is wrong");
+            require(token_ids[at] >= 0, "a draft reaches over the end of a sequence");
+            require(probs[at] >= 0 && probs[at] <= 1, "a probability is none");
         }
     }
 }

@@ -42,6 +42,7 @@ from sglang_hvd.plugin.engine.step_parts import (
     build_ranks,
     build_recorder,
     has_metrics,
+    num_planning_threads,
 )
 from sglang_hvd.plugin.engine.verifications import (
     Verifications,
@@ -148,6 +149,7 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             verify_width=states.widths.widest,
             allocator=allocator,
             verifies_trees=verifies_trees,
+            num_threads=num_planning_threads(config, self.server_args),
             deterministic=ranks.process_group is not None,
             clock=clock,
         )

@@ -139,58 +139,59 @@ public:
         }
     }
 
-    // Fills one draft for each slot, with at most max_nodes[i] nodes. by_votes: the drafts by vote, even
-    // if the settings ask for the paper's. with_evidence: also fills the evidence of chains.
-    void propose(std::span<const Slot> slots, DraftShape shape, bool by_votes, bool with_evidence,
-                 std::span<const std::int32_t> max_nodes, std::span<Draft> drafts) {
-        const auto lock = lock_texts();
-        for (const Slot slot : slots) at(slot);
+    // What one thread needs to propose.
+    struct Workspace {
+        VotesProposer by_votes;
+        PaperProposer as_paper;
+    };
+
+    // No text changes while the lock lives. Several threads may propose meanwhile, each with a workspace of its own.
+    std::unique_lock<std::mutex> hold_texts() { return lock_texts(); }
+
+    // Fills one draft for each slot, with at most max_nodes[i] nodes and no more than a row of out has. by_votes: the drafts by vote, even
+    // if the settings ask for the paper's. with_evidence: also fills the evidence of chains. The texts are held.
+    void propose(Workspace& workspace, std::span<const Slot> slots, DraftShape shape, bool by_votes,
+                 bool with_evidence, std::span<const std::int32_t> max_nodes, const DraftRows& out) const {
         for (std::size_t i = 0; i < slots.size(); ++i) {
             const Request& request = at(slots[i]);
-            const int max = std::min(max_nodes[i], static_cast<std::int32_t>(drafts[i].token_ids.size()));
+            const int max = std::min(max_nodes[i], static_cast<std::int32_t>(out.width));
             const TokenText* shared = &request.space->text;
             if (shared->size() == 0) shared = nullptr;
-            Draft& draft = drafts[i];
+            const std::size_t first = i * out.width;
+            Draft draft{{out.token_ids + first, out.width}, {out.parents + first, out.width},
+                        {out.depths + first, out.width}, {out.probs + first, out.width}, 0, {}, {}};
             const bool is_papers = settings_.paper && !by_votes;
             if (is_papers) {
-                propose_as_paper(request, max, draft);
+                propose_as_paper(workspace.as_paper, request, max, draft);
             } else {
-                votes_proposer_.propose({request.text.get(), request.prompt_end, shared}, shape, max,
-                                  settings_.min_token_prob, draft);
+                workspace.by_votes.propose({request.text.get(), request.prompt_end, shared}, shape, max,
+                                           settings_.min_token_prob, draft);
             }
             // Each proposal of a step asks for one chain by the settings; trees and second opinions come
             // on top.
             request.space->num_drafts += shape == DraftShape::kChain && !by_votes && draft.num_nodes > 0 &&
                                          draft.match.origin == static_cast<float>(MatchOrigin::kShared);
-            if (!with_evidence) continue;
-            draft.evidence = {};
-            if (shape != DraftShape::kChain || draft.num_nodes == 0) continue;
-            if (!is_papers) {
-                votes_proposer_.compare_with_source(draft.evidence);
-                votes_proposer_.tell_others(draft.evidence);
+            if (with_evidence && shape == DraftShape::kChain && draft.num_nodes > 0) {
+                if (!is_papers) {
+                    workspace.by_votes.compare_with_source(draft.evidence);
+                    workspace.by_votes.tell_others(draft.evidence);
+                }
+                look_up_tokens(*request.text, draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
+                               draft.evidence);
             }
-            look_up_tokens(*request.text,
-                           draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
-                           draft.evidence);
+            out.num_nodes[i] = draft.num_nodes;
+            std::memcpy(out.matches + i * kMatchColumns, &draft.match, sizeof(Match));
+            if (with_evidence)
+                std::memcpy(out.evidence + i * kEvidenceColumns, &draft.evidence, sizeof(DraftEvidence));
         }
     }
 
-    // The same into arrays. The width of the rows also limits the drafts.
-    void propose_rows(std::span<const Slot> slots, DraftShape shape, bool by_votes, bool with_evidence,
-                      std::span<const std::int32_t> max_nodes, const DraftRows& out) {
-        drafts_.resize(slots.size());
-        for (std::size_t i = 0; i < slots.size(); ++i) {
-            const std::size_t first = i * out.width;
-            drafts_[i] = {{out.token_ids + first, out.width}, {out.parents + first, out.width},
-                          {out.depths + first, out.width}, {out.probs + first, out.width}, 0, {}, {}};
-        }
-        propose(slots, shape, by_votes, with_evidence, max_nodes, drafts_);
-        for (std::size_t i = 0; i < slots.size(); ++i) {
-            out.num_nodes[i] = drafts_[i].num_nodes;
-            std::memcpy(out.matches + i * kMatchColumns, &drafts_[i].match, sizeof(Match));
-            if (with_evidence)
-                std::memcpy(out.evidence + i * kEvidenceColumns, &drafts_[i].evidence, sizeof(DraftEvidence));
-        }
+    // The same for the calling thread alone.
+    void propose(std::span<const Slot> slots, DraftShape shape, bool by_votes, bool with_evidence,
+                 std::span<const std::int32_t> max_nodes, const DraftRows& out) {
+        const auto lock = hold_texts();
+        for (const Slot slot : slots) at(slot);
+        propose(workspace_, slots, shape, by_votes, with_evidence, max_nodes, out);
     }
 
     // Forgets a request. keeps: its output (the given one, otherwise what was committed) is shared.
@@ -403,13 +404,13 @@ private:
         return *requests_[static_cast<std::size_t>(slot)];
     }
 
-    void propose_as_paper(const Request& request, int max, Draft& draft) {
+    void propose_as_paper(PaperProposer& proposer, const Request& request, int max, Draft& draft) const {
         draft.num_nodes = 0;
         draft.match = {};
         const PaperSettings& settings = *settings_.paper;
         const auto context = PaperProposer::context_of(settings, *request.text);
-        const auto own = paper_proposer_.propose(settings, *request.text, context, max);
-        const auto shared = paper_proposer_.propose(settings, request.space->text, context, max);
+        const auto own = proposer.propose(settings, *request.text, context, max);
+        const auto shared = proposer.propose(settings, request.space->text, context, max);
         const bool is_own = own && (!shared || own->score >= shared->score);
         if (!own && !shared) return;
         const PaperDraft& best = is_own ? *own : *shared;
@@ -539,9 +540,7 @@ private:
     }
 
     CacheSettings settings_;
-    VotesProposer votes_proposer_;
-    PaperProposer paper_proposer_;
-    std::vector<Draft> drafts_;  // of propose_rows, kept for its memory
+    Workspace workspace_;  // of the calling thread
     BlockPool pool_;
 
     mutable std::atomic<bool> is_caller_waiting_ = false;

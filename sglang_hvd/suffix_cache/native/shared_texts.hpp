@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -23,7 +24,7 @@ struct Namespace {
 
     const std::string name;
     TokenText text;
-    std::uint64_t num_drafts = 0;  // drafts that were found in the text
+    std::atomic<std::uint64_t> num_drafts = 0;  // drafts that were found in the text
 
     // SharedTexts keeps what follows.
     struct Kept {
