@@ -38,8 +38,9 @@ struct CacheSettings {
     std::optional<PaperSettings> paper;  // drafts as in the paper instead of the best ones
 };
 
-// Thread rule. One thread calls the methods (SGLang's scheduler); copy_after() alone may be called from any
-// thread, and lets the others go first. The cache has one thread of its own,
+// Thread rule. One thread calls the methods (SGLang's scheduler), with two exceptions: copy_after() may be
+// called from any thread, and lets the others go first; propose() with a workspace may be called from any
+// thread while that one holds the texts. The cache has one thread of its own,
 // the indexing thread, for long work: it indexes texts of more than kInlineTokens, keeps what finished
 // requests leave, and frees memory. One mutex guards everything but the pool of blocks, which has its
 // own. A method holds the mutex until it returns. The indexing thread holds it for kPieceTokens at a time
@@ -145,11 +146,13 @@ public:
         PaperProposer as_paper;
     };
 
-    // No text changes while the lock lives. Several threads may propose meanwhile, each with a workspace of its own.
+    // No text changes while the lock lives. Meanwhile several threads may propose, each with a workspace of
+    // its own.
     std::unique_lock<std::mutex> hold_texts() { return lock_texts(); }
 
-    // Fills one draft for each slot, with at most max_nodes[i] nodes and no more than a row of out has. by_votes: the drafts by vote, even
-    // if the settings ask for the paper's. with_evidence: also fills the evidence of chains. The texts are held.
+    // Fills one draft for each slot, with at most max_nodes[i] nodes and no more than a row has room for.
+    // by_votes: the drafts by vote, even if the settings ask for the paper's. with_evidence: also fills the
+    // evidence of chains. The texts are held.
     void propose(Workspace& workspace, std::span<const Slot> slots, DraftShape shape, bool by_votes,
                  bool with_evidence, std::span<const std::int32_t> max_nodes, const DraftRows& out) const {
         for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -169,8 +172,9 @@ public:
             }
             // Each proposal of a step asks for one chain by the settings; trees and second opinions come
             // on top.
-            request.space->num_drafts += shape == DraftShape::kChain && !by_votes && draft.num_nodes > 0 &&
-                                         draft.match.origin == static_cast<float>(MatchOrigin::kShared);
+            if (shape == DraftShape::kChain && !by_votes && draft.num_nodes > 0 &&
+                draft.match.is_from(MatchOrigin::kShared))
+                request.space->num_drafts.fetch_add(1, std::memory_order_relaxed);
             if (with_evidence && shape == DraftShape::kChain && draft.num_nodes > 0) {
                 if (!is_papers) {
                     workspace.by_votes.compare_with_source(draft.evidence);
