@@ -278,7 +278,7 @@ class HvdConfig(BaseModel):
         default=None,
         ge=1,
         le=64,
-        description="Threads of each scheduler process that share steps of 16 and more requests. "
+        description="Threads of each scheduler process that share steps of 64 and more requests. "
         "Default: half of the CPU cores for each rank, at most 4.",
     )
     report_cycles: bool = Field(

@@ -221,19 +221,19 @@ def test_threads_that_share_a_step_change_no_bit(
         drafter(
             config,
             SHIPPED if config.predicts else None,
-            allocator(0) if policy == "allocate" else None,
+            allocator(11) if policy == "allocate" else None,  # nodes cost next to nothing
             num_threads,
         )
         for num_threads in (1, 3)
     )
-    random, rids = np.random.default_rng(3), [f"r{number}" for number in range(50)]
+    random, rids = np.random.default_rng(3), [f"r{number}" for number in range(100)]
     for rid in rids:
         prompt = text(random, int(random.integers(3, 60)))
         for core in (one, three):
             core.start(rid, prompt)
     num_nodes = 0
     for _ in range(40):
-        batch = rids[: int(random.integers(1, len(rids) + 1))]
+        batch = rids[: int(random.integers(50, len(rids) + 1))]
         plans = one.plan(batch)
         equal(three.plan(batch), plans)
         outcomes = outcomes_of(plans, random, is_wrong=False)
