@@ -1,14 +1,14 @@
 """Host time of a step under policy allocate, compared with the paper's gate (policy payoff).
 
-    python -m benchmarks.allocation [--threads N] [--json FILE]
+    python -m benchmarks.allocation [--json FILE]
 
 The model drafter has 4 sizes and 2, 4, 6 or 8 steps; widths go up to 32. Times are in microseconds:
 lower quartile, median, upper quartile. `search` is the allocator alone, called repeatedly with the
 same random drafts, chains of up to 31 nodes. The other parts run in turn, as in a server, on texts
 of phrases in random order. `propose` asks the suffix cache for drafts and predicts their
-acceptance, with N threads. `plan` chooses among them and makes the engine's plans, and `commit`
-records the few tokens that the step accepted. `postpone` is the work of a postponed draft-extend in
-one step: three tokens of each request are kept, and those of all requests are taken.
+acceptance, `plan` chooses among them and makes the engine's plans, and `commit` records the few
+tokens that the step accepted. `postpone` is the work of a postponed draft-extend in one step: three
+tokens of each request are kept, and those of all requests are taken.
 """
 
 import time
@@ -26,7 +26,7 @@ from sglang_hvd.allocation import (
     draft_step_choices,
     max_tree_nodes,
 )
-from sglang_hvd.commands.arguments import add_json, count
+from sglang_hvd.commands.arguments import add_json
 from sglang_hvd.config import HvdConfig, Policy
 from sglang_hvd.drafter import HybridDrafter
 from sglang_hvd.payoff import DEFAULT_PREDICTORS, AcceptancePredictor, TokenClasses
@@ -51,9 +51,6 @@ _PARTS = ("propose", "plan", "commit")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of("allocation", "Measure the host time of a step.")
-    parser.add_argument(
-        "--threads", type=count, default=1, help="threads that propose (default: %(default)s)"
-    )
     add_json(parser)
     options = parser.parse_args(arguments)
     silence_servers()
@@ -65,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "postpone": _time(_postpone(num_requests)),
         }
         for policy in POLICIES:
-            of_parts = _steps(policy, num_requests, options.threads)
-            for part, of_part in zip(_PARTS, of_parts, strict=True):
+            for part, of_part in zip(_PARTS, _steps(policy, num_requests), strict=True):
                 times[f"{part}, {policy}"] = of_part
         line: dict[str, object] = {"requests": num_requests}
         for name, (low, mid, high) in times.items():
@@ -132,7 +128,7 @@ def _postpone(num_requests: int) -> Callable[[], object]:
     return step
 
 
-def _steps(policy: Policy, num_requests: int, num_threads: int) -> list[_Quartiles]:
+def _steps(policy: Policy, num_requests: int) -> list[_Quartiles]:
     """Times of the parts of a step, in the order of _PARTS."""
     random = np.random.default_rng(0)
     config = HvdConfig(policy=policy, predictor=DEFAULT_PREDICTORS["votes"])
@@ -145,7 +141,6 @@ def _steps(policy: Policy, num_requests: int, num_threads: int) -> list[_Quartil
         num_model_nodes=SIZES[-1],
         verify_width=WIDTHS[-1],
         allocator=_allocator(0),
-        num_threads=num_threads,
     )
     rids = list(range(num_requests))
     phrases = random.integers(0, 1000, (_PHRASES, _PHRASE_LEN))

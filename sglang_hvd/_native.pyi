@@ -305,7 +305,6 @@ class StepCore:
         num_sets: int,
         cache_bit: int,
         asks_votes: bool,
-        num_threads: int = 1,
     ) -> None: ...
     def use_predictor(
         self, network: Network | None, is_survival: bool, calibration: Calibration | None

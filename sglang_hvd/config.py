@@ -274,13 +274,6 @@ class HvdConfig(BaseModel):
         "scheduling and a verify width of 1. Off by default: no GPU has confirmed yet that the "
         "output stays the same.",
     )
-    planning_threads: int | None = Field(
-        default=None,
-        ge=1,
-        le=64,
-        description="Threads of each scheduler process that share steps of 64 and more requests. "
-        "Default: half of the CPU cores for each rank, at most 4.",
-    )
     report_cycles: bool = Field(
         default=False,
         description="Report the cycles of every request in its response: the sources and lengths "

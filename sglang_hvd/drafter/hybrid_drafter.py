@@ -58,7 +58,6 @@ class HybridDrafter:
         verify_width: int,
         allocator: StepAllocator | None = None,
         verifies_trees: bool = True,
-        num_threads: int = 1,
         clock: StepClock | None = None,
         sources: SourceTable = SOURCES,
     ) -> None:
@@ -72,7 +71,6 @@ class HybridDrafter:
             may allow fewer for many requests.
         allocator: needed by the policy allocate.
         verifies_trees: whether cache drafts may branch.
-        num_threads: threads that share the requests of a step, the calling one included.
         clock: measures what plan does.
         sources: the draft sources; those on the device are the allocator's drafters, in order.
         """
@@ -126,7 +124,6 @@ class HybridDrafter:
             len(sources.labels),
             SOURCES.bit_of("cache"),
             asks_votes(config, has_features=has_features),
-            num_threads,
         )
         self._use_in_core()
         self._proposer = Proposer(
@@ -157,7 +154,6 @@ class HybridDrafter:
         deterministic: bool,
         allocator: StepAllocator | None = None,
         verifies_trees: bool = True,
-        num_threads: int = 1,
         clock: StepClock | None = None,
     ) -> "HybridDrafter":
         """The drafter that a configuration describes, with its own suffix cache.
@@ -181,7 +177,6 @@ class HybridDrafter:
             verify_width=verify_width,
             allocator=allocator,
             verifies_trees=verifies_trees,
-            num_threads=num_threads,
             clock=clock,
         )
 

@@ -71,19 +71,6 @@ struct DraftRows {
     std::int32_t* num_nodes = nullptr;
     float *matches = nullptr, *evidence = nullptr;
 
-    // The rows from one on.
-    DraftRows from(std::size_t row) const {
-        const std::size_t first = row * width;
-        return {width,
-                token_ids + first,
-                parents + first,
-                depths + first,
-                probs + first,
-                num_nodes + row,
-                matches + row * kMatchColumns,
-                evidence + row * kEvidenceColumns};
-    }
-
     std::size_t length(std::size_t row) const { return static_cast<std::size_t>(num_nodes[row]); }
 
     // The nodes of a row. values: one of the first four arrays.

@@ -75,10 +75,9 @@ AskedLimits limits_of(nb::handle given, std::size_t num) {
 class BoundCore {
 public:
     BoundCore(nb::object cache, nb::object tracker, const Models& models, nb::object allocator,
-              std::optional<Rule> rule, std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes,
-              std::size_t num_threads)
+              std::optional<Rule> rule, std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes)
         : core_(nb::cast<CacheCore&>(cache), pointer<Tracker>(tracker), sources_of(models),
-                pointer<StepAllocator>(allocator), rule, num_sets, cache_bit, asks_votes, num_threads),
+                pointer<StepAllocator>(allocator), rule, num_sets, cache_bit, asks_votes),
           kept_{std::move(cache), std::move(tracker), std::move(allocator)} {
         for (const auto& model : models) kept_.push_back(std::get<0>(model));
     }
@@ -234,9 +233,9 @@ void bind_drafter(nb::module_& m) {
              "num_steps"_a, "num_nodes"_a);
     nb::class_<BoundCore>(m, "StepCore", "See step_core.hpp.")
         .def(nb::init<nb::object, nb::object, const Models&, nb::object, std::optional<Rule>, std::size_t,
-                      std::uint8_t, bool, std::size_t>(),
+                      std::uint8_t, bool>(),
              "cache"_a, "tracker"_a.none(), "models"_a, "allocator"_a.none(), "rule"_a.none(), "num_sets"_a,
-             "cache_bit"_a, "asks_votes"_a, "num_threads"_a = 1)
+             "cache_bit"_a, "asks_votes"_a)
         .def("use_predictor", &BoundCore::use_predictor, "network"_a.none(), "is_survival"_a, "calibration"_a.none())
         .def("use_arrays", &BoundCore::use_arrays)
         .def("start", &BoundCore::start)

@@ -95,7 +95,7 @@ Network network_of(std::span<const float> mean, std::span<const float> std,
     return network;
 }
 
-void predict_of_kind_survival(const Network& network, const Input<float, 2>& features, const Input<float, 3>& positions,
+void predict_of_kind_survival(Network& network, const Input<float, 2>& features, const Input<float, 3>& positions,
                               Ints num_tokens, std::span<float> accepted_lens, const Output<float, 2>& acceptance) {
     const std::size_t num = num_tokens.size();
     require(features.shape(0) >= num && features.shape(1) >= network.num_in() &&
@@ -104,17 +104,15 @@ void predict_of_kind_survival(const Network& network, const Input<float, 2>& fea
     require_positions(positions, num);
     require(accepted_lens.size() >= num && acceptance.shape(0) >= num && acceptance.shape(1) == kMaxDepth,
             "results need one row per request");
-    Network::Workspace workspace;
-    predict_acceptance(network, workspace, features.data(), features.shape(1), positions.data(), num_tokens,
+    predict_acceptance(network, features.data(), features.shape(1), positions.data(), num_tokens,
                        accepted_lens.data(), acceptance.data());
 }
 
-void predict_of_kind_mlp(const Network& network, const Input<float, 2>& features, std::span<float> accepted_lens) {
+void predict_of_kind_mlp(Network& network, const Input<float, 2>& features, std::span<float> accepted_lens) {
     require(features.shape(0) >= accepted_lens.size() && features.shape(1) >= network.num_in() &&
                 network.num_out() == 1,
             "features do not fit the network");
-    Network::Workspace workspace;
-    predict_lens(network, workspace, features.data(), features.shape(1), accepted_lens);
+    predict_lens(network, features.data(), features.shape(1), accepted_lens);
 }
 
 // The acceptance of cache drafts; null with a predictor of bare lengths.

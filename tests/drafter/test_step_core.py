@@ -100,7 +100,6 @@ def drafter(
     config: HvdConfig,
     predictor: AcceptancePredictor | None,
     allocator: StepAllocator | None = None,
-    num_threads: int = 1,
 ) -> HybridDrafter:
     return HybridDrafter(
         config,
@@ -111,7 +110,6 @@ def drafter(
         num_model_nodes=SIZES[-1],
         verify_width=WIDTHS[-1],
         allocator=allocator,
-        num_threads=num_threads,
     )
 
 
@@ -209,41 +207,6 @@ def test_steps_by_rule_equal_those_of_the_oracle(
     sources = {source for plans in found for source in plans.sources}
     some = {"both": {"both", "model"}, "cache": {"cache", "plain"}, "model": {"model"}}
     assert sources >= some.get(rule, {"cache", "model"})
-
-
-@pytest.mark.parametrize("cache_mode", ["votes", "paper"])
-@pytest.mark.parametrize("policy", ["allocate", "payoff", "cache"])
-def test_threads_that_share_a_step_change_no_bit(
-    policy: Literal["allocate", "payoff", "cache"], cache_mode: CacheMode
-) -> None:
-    config = HvdConfig(policy=policy, cache_mode=cache_mode)
-    one, three = (
-        drafter(
-            config,
-            SHIPPED if config.predicts else None,
-            allocator(11) if policy == "allocate" else None,  # nodes cost next to nothing
-            num_threads,
-        )
-        for num_threads in (1, 3)
-    )
-    random, rids = np.random.default_rng(3), [f"r{number}" for number in range(100)]
-    for rid in rids:
-        prompt = text(random, int(random.integers(3, 60)))
-        for core in (one, three):
-            core.start(rid, prompt)
-    num_nodes = 0
-    for _ in range(40):
-        batch = rids[: int(random.integers(50, len(rids) + 1))]
-        plans = one.plan(batch)
-        equal(three.plan(batch), plans)
-        outcomes = outcomes_of(plans, random, is_wrong=False)
-        for core in (one, three):
-            core.commit(batch, outcomes)
-        num_nodes += int(plans.drafts.num_nodes.sum())
-    assert num_nodes > 0
-    assert one.calibration() == three.calibration()
-    assert one.model_figures() == three.model_figures()
-    assert one.stats_of_all() == three.stats_of_all()
 
 
 def test_a_request_appears_once_in_a_step() -> None:

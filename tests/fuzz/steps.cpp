@@ -1,5 +1,5 @@
 // Random steps of a whole drafter, which decides by costs or by a rule, with and without limits: propose, choose or
-// launch without drafts, lay out, commit, also in parts. Up to three threads share the requests.
+// launch without drafts, lay out, commit, also in parts.
 // Each array has exactly its size, so that AddressSanitizer sees every access beyond it.
 // Usage: steps SECONDS [FIRST_SEED]. It prints the seed of each run before it begins.
 #include <algorithm>
@@ -133,7 +133,7 @@ void run(std::uint32_t seed) {
                      kSizes.back() + below(9), static_cast<std::int32_t>(kNumSteps), kSizes.back());
     }
     StepCore core(cache, &tracker, {{&model, kModel, kSizes, {model.odds_of(3), 1.0}}}, rule ? nullptr : &allocator,
-                  rule, 4, kCache, false, 1 + random() % 3);
+                  rule, 4, kCache, false);
     core.use_predictor(&network, true, random() % 4 ? &calibration : nullptr);
     const std::size_t width = 1 + random() % 15;
     Ints of_cache, of_rest;
@@ -214,34 +214,6 @@ void run(std::uint32_t seed) {
     require_true(cache.check() == nullptr, "the cache");
 }
 
-// Threads that share rows: each row is done once, by one thread at a time, and a failure ends the work.
-void run_rows(std::uint32_t seed) {
-    std::mt19937 random(seed);
-    RowThreads threads(1 + random() % 4);
-    std::vector<std::vector<std::size_t>> rows_of(threads.size());
-    for (int turn = 0; turn < 20; ++turn) {
-        const std::size_t num = random() % 50, fails_at = random() % 4 ? num : random() % (num + 1);
-        for (auto& rows : rows_of) rows.clear();
-        bool has_failed = false;
-        try {
-            threads.run(num, [&](std::size_t thread, std::size_t first, std::size_t last) {
-                for (std::size_t row = first; row < last; ++row) {
-                    if (row == fails_at) throw std::runtime_error("a row fails");
-                    rows_of[thread].push_back(row);
-                }
-            });
-        } catch (const std::runtime_error&) {
-            has_failed = true;
-        }
-        require_true(has_failed == (fails_at < num), "a failure is rethrown, and nothing else is");
-        std::vector<std::size_t> all;
-        for (const auto& rows : rows_of) all.insert(all.end(), rows.begin(), rows.end());
-        std::sort(all.begin(), all.end());
-        require_true(std::adjacent_find(all.begin(), all.end()) == all.end(), "a row is done twice");
-        require_true(has_failed || all.size() == num, "a row is not done");
-    }
-}
-
 // What the draft KV caches lack, in any order of calls. No place holds two tokens.
 void run_missing(std::uint32_t seed) {
     std::mt19937 random(seed);
@@ -281,7 +253,6 @@ int main(int argc, char** argv) {
         std::printf("\rseed %u", seed);
         std::fflush(stdout);
         run(seed);
-        run_rows(seed);
         run_missing(seed);
     }
     std::printf("\nsteps: sound, %u runs\n", num_runs);

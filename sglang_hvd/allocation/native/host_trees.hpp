@@ -45,13 +45,6 @@ struct TreeRows {
     std::uint8_t* sources = nullptr;
     std::int32_t* num_nodes = nullptr;
 
-    // The trees from one on.
-    TreeRows from(std::size_t i) const {
-        const std::size_t first = i * width;
-        return {width,           token_ids + first, parents + first, depths + first,
-                probs + first, is_chain + first,  sources + first, num_nodes + i};
-    }
-
     TreeRow row(std::size_t i) const {
         const std::size_t first = i * width;
         return {{token_ids + first, width}, {parents + first, width},  {depths + first, width},

@@ -25,7 +25,6 @@
 #include "model_predictor.hpp"
 #include "network.hpp"
 #include "predictions.hpp"
-#include "row_threads.hpp"
 #include "rule.hpp"
 #include "step_allocator.hpp"
 #include "tracker.hpp"
@@ -41,26 +40,6 @@ struct StepArrays {
     float *model_lens = nullptr, *model_probs = nullptr, *model_probs_if_right = nullptr;
     std::size_t num_sizes = 0, num_steps = 0;  // of model_probs: [requests][num_sizes][num_steps]
     TreeRows trees;
-
-    // The rows from one on.
-    StepArrays from(std::size_t row) const {
-        const std::size_t of_acceptance = row * kMaxDepth, of_sizes = row * num_sizes * num_steps;
-        return {drafts.from(row),
-                votes.from(row),
-                branches.from(row),
-                draft_lens + row,
-                features + row * kNumDraftFeatures,
-                positions + row * kNumPositionFeatures * kMaxDepth,
-                accepted_lens + row,
-                acceptance + of_acceptance,
-                tree_acceptance + of_acceptance,
-                model_lens + row,
-                model_probs + of_sizes,
-                model_probs_if_right + of_sizes,
-                num_sizes,
-                num_steps,
-                trees.from(row)};
-    }
 };
 
 // The requests of a step: their slots in the suffix cache, and those by which everything else knows them.
@@ -148,10 +127,9 @@ public:
 
     // tracker: null where no features are computed. allocator: null under policies that do not weigh costs, which
     // decide by the rule. num_sets: sets of sources. cache_bit: the suffix cache as a source. asks_votes: the
-    // features also need the drafts of the votes. num_threads: threads that propose, the calling one included.
+    // features also need the drafts of the votes.
     StepCore(CacheCore& cache, Tracker* tracker, std::vector<DeviceSource> models, StepAllocator* allocator,
-             std::optional<Rule> rule, std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes,
-             std::size_t num_threads)
+             std::optional<Rule> rule, std::size_t num_sets, std::uint8_t cache_bit, bool asks_votes)
         : cache_(cache),
           tracker_(tracker),
           models_(std::move(models)),
@@ -160,9 +138,7 @@ public:
           num_sets_(num_sets),
           of_all_(CycleCounts::of(num_sets)),
           cache_bit_(cache_bit),
-          asks_votes_(asks_votes),
-          threads_(num_threads),
-          workspaces_(threads_.size()) {
+          asks_votes_(asks_votes) {
         if ((allocator_ == nullptr) != rule_.has_value())
             throw std::invalid_argument("a policy decides either by costs or by a rule");
     }
@@ -217,28 +193,28 @@ public:
     const CycleCounts& counts_of_all() const { return of_all_; }
     bool is_planned(std::int32_t slot) const { return of(slot).is_planned; }
 
-    // Cache drafts, their features, and what is predicted of them and of the drafts of the device. max_chain: the
-    // longest draft. max_branch: nodes of a draft that may branch; absent: none does. The threads share the
-    // requests, of which each may be there only once. A request's results have the same bits whichever thread
-    // works on it.
+    // Cache drafts, their features, and what is predicted of them and of the drafts of the device.
+    // max_chain: the longest draft. max_branch: nodes of a draft that may branch; absent: none does.
     Seconds propose(const StepSlots& slots, const AskedLimits& asked, std::int32_t max_chain,
                     std::optional<std::int32_t> max_branch, const StepArrays& out) {
-        const auto began = Clock::now();
         const std::size_t num = slots.size();
-        max_chain_.resize(num);
-        max_branch_.resize(max_branch ? num : 0);
-        for (std::size_t i = 0; i < num; ++i) max_chain_[i] = asked.max_chain(i, max_chain);
-        for (std::size_t i = 0; i < max_branch_.size(); ++i) max_branch_[i] = asked.max_branch(i, *max_branch);
-        if (calibration_ != nullptr)
-            for (const auto slot : slots.of_rest) calibration_->reserve(slot);
-        for (Workspace& workspace : workspaces_) workspace.spent = {};
-        const auto held = cache_.hold_texts();
-        threads_.run(num, [&](std::size_t thread, std::size_t first, std::size_t last) {
-            const auto some = [&](Ints of) { return of.empty() ? of : of.subspan(first, last - first); };
-            propose_some(workspaces_[thread], {some(slots.of_cache), some(slots.of_rest)}, some(max_chain_),
-                         some(max_branch_), out.from(first));
-        });
-        return shares_of(seconds(began, Clock::now()));
+        const auto began = Clock::now();
+        const bool is_read = tracker_ != nullptr;
+        max_nodes_.resize(num);
+        for (std::size_t i = 0; i < num; ++i) max_nodes_[i] = asked.max_chain(i, max_chain);
+        cache_.propose(slots.of_cache, DraftShape::kChain, false, is_read, max_nodes_, out.drafts);
+        if (asks_votes_) cache_.propose(slots.of_cache, DraftShape::kChain, true, is_read, max_nodes_, out.votes);
+        if (max_branch) {
+            for (std::size_t i = 0; i < num; ++i) max_nodes_[i] = asked.max_branch(i, *max_branch);
+            cache_.propose(slots.of_cache, DraftShape::kTree, false, false, max_nodes_, out.branches);
+        }
+        const auto proposed = Clock::now();
+        if (!is_read) return {seconds(began, proposed), 0, 0};
+        tracker_->write(slots.of_rest, out.drafts, asks_votes_ ? out.votes : out.drafts, out.features, out.positions);
+        for (std::size_t i = 0; i < num; ++i) out.draft_lens[i] = std::min(out.drafts.num_nodes[i], kMaxDepth);
+        const auto described = Clock::now();
+        if (network_ != nullptr) predict(slots.of_rest, out);
+        return {seconds(began, proposed), seconds(proposed, described), seconds(described, Clock::now())};
     }
 
     // The policy decides what each request verifies, and its cycle begins.
@@ -292,48 +268,6 @@ private:
         PlannedCycle cycle;
         bool is_planned = false;
     };
-
-    // What one of the threads that propose needs.
-    struct Workspace {
-        CacheCore::Workspace of_cache;
-        Network::Workspace of_network;
-        TreeJoiner joiner;
-        Seconds spent{};
-    };
-
-    // For some requests of a step. max_branch: empty where no draft may branch.
-    void propose_some(Workspace& workspace, const StepSlots& slots, Ints max_chain, Ints max_branch,
-                      const StepArrays& out) {
-        const bool is_read = tracker_ != nullptr;
-        const auto began = Clock::now();
-        const auto propose = [&](DraftShape shape, bool by_votes, Ints max_nodes, const DraftRows& rows) {
-            const bool with_evidence = is_read && shape == DraftShape::kChain;
-            cache_.propose(workspace.of_cache, slots.of_cache, shape, by_votes, with_evidence, max_nodes, rows);
-        };
-        propose(DraftShape::kChain, false, max_chain, out.drafts);
-        if (asks_votes_) propose(DraftShape::kChain, true, max_chain, out.votes);
-        if (!max_branch.empty()) propose(DraftShape::kTree, false, max_branch, out.branches);
-        const auto proposed = Clock::now();
-        workspace.spent[0] += seconds(began, proposed);
-        if (!is_read) return;
-        tracker_->write(slots.of_rest, out.drafts, asks_votes_ ? out.votes : out.drafts, out.features, out.positions);
-        for (std::size_t i = 0; i < slots.size(); ++i)
-            out.draft_lens[i] = std::min(out.drafts.num_nodes[i], kMaxDepth);
-        const auto described = Clock::now();
-        workspace.spent[1] += seconds(proposed, described);
-        if (network_ != nullptr) predict(workspace, slots.of_rest, out);
-        workspace.spent[2] += seconds(described, Clock::now());
-    }
-
-    // The parts of so many seconds, as all threads together spent theirs.
-    Seconds shares_of(double elapsed) const {
-        Seconds sums{};
-        for (const Workspace& workspace : workspaces_)
-            for (std::size_t part = 0; part < sums.size(); ++part) sums[part] += workspace.spent[part];
-        const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
-        for (double& part : sums) part = sum > 0 ? elapsed * part / sum : 0;
-        return sums;
-    }
 
     static double seconds(Clock::time_point from, Clock::time_point to) {
         return std::chrono::duration<double>(to - from).count();
@@ -433,14 +367,14 @@ private:
     Request& of(std::int32_t slot) { return requests_[static_cast<std::size_t>(slot)]; }
     const Request& of(std::int32_t slot) const { return requests_[static_cast<std::size_t>(slot)]; }
 
-    void predict(Workspace& workspace, Ints slots, const StepArrays& out) {
+    void predict(Ints slots, const StepArrays& out) {
         const std::size_t num = slots.size();
         float* acceptance = is_survival_ ? out.acceptance : nullptr;
         if (is_survival_) {
-            predict_acceptance(*network_, workspace.of_network, out.features, kNumDraftFeatures, out.positions,
-                               {out.draft_lens, num}, out.accepted_lens, acceptance);
+            predict_acceptance(*network_, out.features, kNumDraftFeatures, out.positions, {out.draft_lens, num},
+                               out.accepted_lens, acceptance);
         } else {
-            predict_lens(*network_, workspace.of_network, out.features, kNumDraftFeatures, {out.accepted_lens, num});
+            predict_lens(*network_, out.features, kNumDraftFeatures, {out.accepted_lens, num});
         }
         if (calibration_ != nullptr) correct_all(*calibration_, slots, out.drafts, out.accepted_lens, acceptance);
         if (!is_by_costs()) {
@@ -460,7 +394,7 @@ private:
         for (std::size_t i = 0; i < num; ++i) {
             const ChainDraft chain{out.drafts.tokens(i), out.tree_acceptance + i * kMaxDepth};
             out.trees.num_nodes[i] = static_cast<std::int32_t>(
-                workspace.joiner.join(chain, tree_of(out.branches, i), cache_bit_, out.trees.row(i)));
+                joiner_.join(chain, tree_of(out.branches, i), cache_bit_, out.trees.row(i)));
         }
     }
 
@@ -533,12 +467,11 @@ private:
     bool asks_votes_, is_survival_ = false;
     Network* network_ = nullptr;
     Calibration* calibration_ = nullptr;
-    RowThreads threads_;
-    std::vector<Workspace> workspaces_;  // by thread
+    TreeJoiner joiner_;
     std::vector<Request> requests_;  // by slot in the cache
     // Kept for their memory.
     std::vector<int> chain_accepted_;
-    std::vector<std::int32_t> max_chain_, max_branch_, fixed_host_, fixed_model_;
+    std::vector<std::int32_t> max_nodes_, fixed_host_, fixed_model_;
 };
 
 }  // namespace sglang_hvd

@@ -233,9 +233,6 @@ public:
         return factors;
     }
 
-    // Makes room for the prediction of a slot.
-    void reserve(int slot) { at_slot(by_slot_, slot); }
-
     // Corrects a prediction in place by the factor of its origin, and keeps it until the cycle is observed.
     // acceptance: float[kMaxDepth], null if the predictor gives bare lengths.
     void correct_prediction(int slot, CachePrediction prediction, double factor, float& accepted_len,

@@ -112,31 +112,26 @@ public:
     std::size_t num_out() const { return layers_.back().num_out; }
     std::size_t num_padded_out() const { return layers_.back().num_padded; }
 
-    // The values between two layers. Each thread that runs the network needs its own.
-    struct Workspace {
-        std::vector<float> current, next;
-    };
-
     // rows: [num_rows][stride], of which the first num_in() columns are read. Returns
-    // [num_rows][num_padded_out()] in the workspace.
-    const float* run(const float* rows, std::size_t num_rows, std::size_t stride, Workspace& workspace) const {
-        auto& [current, next] = workspace;
-        current.resize(num_rows * num_in());
+    // [num_rows][num_padded_out()], valid until the next call.
+    const float* run(const float* rows, std::size_t num_rows, std::size_t stride) {
+        current_.resize(num_rows * num_in());
         for (std::size_t r = 0; r < num_rows; ++r)
             detail::normalise(rows + r * stride, mean_.data(), scale_.data(), num_in(),
-                              current.data() + r * num_in());
+                              current_.data() + r * num_in());
         for (const Layer& layer : layers_) {
-            next.resize(num_rows * layer.num_padded);
-            detail::affine(current.data(), num_rows, layer.num_in, layer.weight.data(),
-                           layer.bias.data(), layer.num_padded, &layer != &layers_.back(), next.data());
-            std::swap(current, next);
+            next_.resize(num_rows * layer.num_padded);
+            detail::affine(current_.data(), num_rows, layer.num_in, layer.weight.data(),
+                           layer.bias.data(), layer.num_padded, &layer != &layers_.back(), next_.data());
+            std::swap(current_, next_);
         }
-        return current.data();
+        return current_.data();
     }
 
 private:
     std::vector<float> mean_, scale_;
     std::vector<Layer> layers_;
+    std::vector<float> current_, next_;
 };
 
 // A network of kind survival has one output for each bucket of depths, then one for each position feature.

@@ -18,11 +18,10 @@
 namespace sglang_hvd {
 
 // By a network of kind survival. features: [requests][stride]. positions: as Tracker::write has them.
-inline void predict_acceptance(const Network& network, Network::Workspace& workspace, const float* features,
-                               std::size_t stride, const float* positions, std::span<const std::int32_t> num_tokens,
-                               float* accepted_lens, float* acceptance) {
+inline void predict_acceptance(Network& network, const float* features, std::size_t stride, const float* positions,
+                               std::span<const std::int32_t> num_tokens, float* accepted_lens, float* acceptance) {
     const std::size_t num = num_tokens.size();
-    const float* outputs = network.run(features, num, stride, workspace);
+    const float* outputs = network.run(features, num, stride);
     for (std::size_t i = 0; i < num; ++i) {
         float* row = acceptance + i * kMaxDepth;
         std::fill_n(row, kMaxDepth, 0.f);
@@ -32,17 +31,16 @@ inline void predict_acceptance(const Network& network, Network::Workspace& works
 }
 
 // By a network of kind mlp.
-inline void predict_lens(const Network& network, Network::Workspace& workspace, const float* features,
-                         std::size_t stride, std::span<float> accepted_lens) {
-    const float* outputs = network.run(features, accepted_lens.size(), stride, workspace);
+inline void predict_lens(Network& network, const float* features, std::size_t stride,
+                         std::span<float> accepted_lens) {
+    const float* outputs = network.run(features, accepted_lens.size(), stride);
     for (std::size_t i = 0; i < accepted_lens.size(); ++i) {
         const float length = outputs[i * network.num_padded_out()];
         accepted_lens[i] = std::isfinite(length) ? length : 0;
     }
 }
 
-// Corrects the predictions in place, and keeps them by slot until the cycles are observed. Several threads may do so
-// for different slots once these have been reserved.
+// Corrects the predictions in place, and keeps them by slot until the cycles are observed.
 inline void correct_all(Calibration& calibration, std::span<const std::int32_t> slots, const DraftRows& drafts,
                         float* accepted_lens, float* acceptance) {
     const auto factors = calibration.factors();

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-from typing import TYPE_CHECKING
 
 from sglang.srt.runtime_context import get_observability, get_parallel
 
@@ -15,7 +13,6 @@ from sglang_hvd.allocation import (
     max_tree_nodes,
     model_tree_sizes,
 )
-from sglang_hvd.config import HvdConfig
 from sglang_hvd.costs import StepCosts
 from sglang_hvd.plugin.device.rank_group import RankGroup
 from sglang_hvd.plugin.engine.draft_worker import HvdDraftWorker
@@ -24,9 +21,6 @@ from sglang_hvd.plugin.engine.states.step_states import StepStates
 from sglang_hvd.plugin.requests.recording import RequestRecorder
 from sglang_hvd.plugin.startup.launch import HvdLaunch
 from sglang_hvd.user_cache import costs_folder
-
-if TYPE_CHECKING:
-    from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
 
@@ -95,15 +89,6 @@ def has_metrics() -> bool:
     """Whether this process counts for the Prometheus metrics."""
     # Every tensor-parallel rank plans the same cycles; one of them counts.
     return get_observability().enable_metrics and get_parallel().tp_rank == 0
-
-
-def num_planning_threads(config: HvdConfig, server_args: ServerArgs) -> int:
-    """See HvdConfig.planning_threads."""
-    if config.planning_threads is not None:
-        return config.planning_threads
-    num_ranks = max(server_args.tp_size * server_args.dp_size // server_args.nnodes, 1)
-    # The other half of the cores is for the rest of the server.
-    return min(max(len(os.sched_getaffinity(0)) // (2 * num_ranks), 1), 4)
 
 
 def build_ranks() -> RankGroup:

@@ -42,7 +42,6 @@ from sglang_hvd.plugin.engine.step_parts import (
     build_ranks,
     build_recorder,
     has_metrics,
-    num_planning_threads,
 )
 from sglang_hvd.plugin.engine.verifications import (
     Verifications,
@@ -141,7 +140,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             ranks=ranks,
             clock=clock,
         )
-        num_threads = num_planning_threads(config, self.server_args)
         drafter = HybridDrafter.from_config(
             config,
             token_strings=token_strings(),
@@ -150,7 +148,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             verify_width=states.widths.widest,
             allocator=allocator,
             verifies_trees=verifies_trees,
-            num_threads=num_threads,
             deterministic=ranks.process_group is not None,
             clock=clock,
         )
@@ -191,7 +188,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         )
 
         self._launch, self._states, self._verifies_trees = launch, states, verifies_trees
-        self._num_threads = num_threads
         self._drafter, self._costs, self._clock = drafter, costs, clock
         self._figures, self._held, self._launched = figures, held, launched
         self._draft_extend, self._catch_up = draft_extend, catch_up
@@ -389,7 +385,6 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
             "verifies_trees": self._verifies_trees,
             "model_tree_width": self._launch.model_tree_width,
             "runs_ahead": self._run_ahead is not None,
-            "planning_threads": self._num_threads,
             "draft_extend": self._draft_extend.value,
             "num_catch_ups": self._catch_up.num_catch_ups,
             **self._states.describe(),

@@ -38,9 +38,8 @@ struct CacheSettings {
     std::optional<PaperSettings> paper;  // drafts as in the paper instead of the best ones
 };
 
-// Thread rule. One thread calls the methods (SGLang's scheduler), with two exceptions: copy_after() may be
-// called from any thread, and lets the others go first; propose() with a workspace may be called from any
-// thread while that one holds the texts. The cache has one thread of its own,
+// Thread rule. One thread calls the methods (SGLang's scheduler); copy_after() alone may be called from any
+// thread, and lets the others go first. The cache has one thread of its own,
 // the indexing thread, for long work: it indexes texts of more than kInlineTokens, keeps what finished
 // requests leave, and frees memory. One mutex guards everything but the pool of blocks, which has its
 // own. A method holds the mutex until it returns. The indexing thread holds it for kPieceTokens at a time
@@ -140,21 +139,13 @@ public:
         }
     }
 
-    // What one thread needs to propose.
-    struct Workspace {
-        VotesProposer by_votes;
-        PaperProposer as_paper;
-    };
-
-    // No text changes while the lock lives. Meanwhile several threads may propose, each with a workspace of
-    // its own.
-    std::unique_lock<std::mutex> hold_texts() { return lock_texts(); }
-
     // Fills one draft for each slot, with at most max_nodes[i] nodes and no more than a row has room for.
     // by_votes: the drafts by vote, even if the settings ask for the paper's. with_evidence: also fills the
-    // evidence of chains. The texts are held.
-    void propose(Workspace& workspace, std::span<const Slot> slots, DraftShape shape, bool by_votes,
-                 bool with_evidence, std::span<const std::int32_t> max_nodes, const DraftRows& out) const {
+    // evidence of chains.
+    void propose(std::span<const Slot> slots, DraftShape shape, bool by_votes, bool with_evidence,
+                 std::span<const std::int32_t> max_nodes, const DraftRows& out) {
+        const auto lock = lock_texts();
+        for (const Slot slot : slots) at(slot);
         for (std::size_t i = 0; i < slots.size(); ++i) {
             const Request& request = at(slots[i]);
             const int max = std::min(max_nodes[i], static_cast<std::int32_t>(out.width));
@@ -165,20 +156,19 @@ public:
                         {out.depths + first, out.width}, {out.probs + first, out.width}, 0, {}, {}};
             const bool is_papers = settings_.paper && !by_votes;
             if (is_papers) {
-                propose_as_paper(workspace.as_paper, request, max, draft);
+                propose_as_paper(request, max, draft);
             } else {
-                workspace.by_votes.propose({request.text.get(), request.prompt_end, shared}, shape, max,
-                                           settings_.min_token_prob, draft);
+                votes_proposer_.propose({request.text.get(), request.prompt_end, shared}, shape, max,
+                                        settings_.min_token_prob, draft);
             }
             // Each proposal of a step asks for one chain by the settings; trees and second opinions come
             // on top.
-            if (shape == DraftShape::kChain && !by_votes && draft.num_nodes > 0 &&
-                draft.match.is_from(MatchOrigin::kShared))
-                request.space->num_drafts.fetch_add(1, std::memory_order_relaxed);
+            request.space->num_drafts += shape == DraftShape::kChain && !by_votes && draft.num_nodes > 0 &&
+                                         draft.match.is_from(MatchOrigin::kShared);
             if (with_evidence && shape == DraftShape::kChain && draft.num_nodes > 0) {
                 if (!is_papers) {
-                    workspace.by_votes.compare_with_source(draft.evidence);
-                    workspace.by_votes.tell_others(draft.evidence);
+                    votes_proposer_.compare_with_source(draft.evidence);
+                    votes_proposer_.tell_others(draft.evidence);
                 }
                 look_up_tokens(*request.text, draft.token_ids.first(static_cast<std::size_t>(draft.num_nodes)),
                                draft.evidence);
@@ -188,14 +178,6 @@ public:
             if (with_evidence)
                 std::memcpy(out.evidence + i * kEvidenceColumns, &draft.evidence, sizeof(DraftEvidence));
         }
-    }
-
-    // The same for the calling thread alone.
-    void propose(std::span<const Slot> slots, DraftShape shape, bool by_votes, bool with_evidence,
-                 std::span<const std::int32_t> max_nodes, const DraftRows& out) {
-        const auto lock = hold_texts();
-        for (const Slot slot : slots) at(slot);
-        propose(workspace_, slots, shape, by_votes, with_evidence, max_nodes, out);
     }
 
     // Forgets a request. keeps: its output (the given one, otherwise what was committed) is shared.
@@ -408,13 +390,13 @@ private:
         return *requests_[static_cast<std::size_t>(slot)];
     }
 
-    void propose_as_paper(PaperProposer& proposer, const Request& request, int max, Draft& draft) const {
+    void propose_as_paper(const Request& request, int max, Draft& draft) {
         draft.num_nodes = 0;
         draft.match = {};
         const PaperSettings& settings = *settings_.paper;
         const auto context = PaperProposer::context_of(settings, *request.text);
-        const auto own = proposer.propose(settings, *request.text, context, max);
-        const auto shared = proposer.propose(settings, request.space->text, context, max);
+        const auto own = paper_proposer_.propose(settings, *request.text, context, max);
+        const auto shared = paper_proposer_.propose(settings, request.space->text, context, max);
         const bool is_own = own && (!shared || own->score >= shared->score);
         if (!own && !shared) return;
         const PaperDraft& best = is_own ? *own : *shared;
@@ -544,7 +526,8 @@ private:
     }
 
     CacheSettings settings_;
-    Workspace workspace_;  // of the calling thread
+    VotesProposer votes_proposer_;
+    PaperProposer paper_proposer_;
     BlockPool pool_;
 
     mutable std::atomic<bool> is_caller_waiting_ = false;

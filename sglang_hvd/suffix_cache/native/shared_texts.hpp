@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -24,7 +23,7 @@ struct Namespace {
 
     const std::string name;
     TokenText text;
-    std::atomic<std::uint64_t> num_drafts = 0;  // drafts that were found in the text
+    std::uint64_t num_drafts = 0;  // drafts that were found in the text
 
     // SharedTexts keeps what follows.
     struct Kept {
