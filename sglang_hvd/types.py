@@ -338,7 +338,7 @@ class DraftPlans:
     def sources(self) -> list[str]:
         """The label of the set of sources whose drafts each request verifies."""
         of_device = (self.num_model_nodes > 0) * np.uint8(self.drafter)
-        return list(map(self.table.labels.__getitem__, (self.host_sources | of_device).tolist()))
+        return [self.table.labels[of_set] for of_set in (self.host_sources | of_device).tolist()]
 
     @property
     def num_nodes(self) -> npt.NDArray[np.int32]:

@@ -267,8 +267,8 @@ class HybridDrafter:
         return found
 
     def count_missing(self, rid: Hashable, num_missing: int) -> None:
-        """Counts tokens that the request has and its text lacks. Only num_tokens and lengths
-        include them. Raises KeyError for a request that is not active."""
+        """Counts tokens that the request has and its text lacks: num_tokens, lengths and the price
+        of its context include them. Raises KeyError for a request that is not active."""
         self._core.extend(self._request(rid).of_cache, num_missing, False)
 
     def plan(
@@ -436,7 +436,7 @@ class HybridDrafter:
     def _batch_of(self, rids: Sequence[Hashable]) -> DraftedBatch:
         """The requests of a step. They are mostly those of the last step."""
         if self._batch is None or not self._batch.has_only(rids):
-            self._batch = DraftedBatch.of(list(rids), [self._request(rid) for rid in rids])
+            self._batch = DraftedBatch.of(tuple(rids), [self._request(rid) for rid in rids])
         return self._batch
 
     def _use_in_core(self) -> None:

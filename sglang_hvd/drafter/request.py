@@ -59,6 +59,8 @@ class DraftedBatch:
 
     def has_only(self, rids: Sequence[Hashable]) -> bool:
         """Whether these are its requests, in order."""
+        if rids is self.rids:
+            return True
         return len(rids) == len(self.rids) and all(map(is_, rids, self.rids))
 
     def __len__(self) -> int:

@@ -147,8 +147,8 @@ def rows_of(batch: ScheduleBatch, rows: list[int], on_device: torch.Tensor) -> S
     on_device: int64[len(rows)]; the rows, on the batch's device.
     """
     some = copy.copy(batch)
-    some.reqs = list(map(batch.reqs.__getitem__, rows))
-    some.multimodal_inputs = list(map(batch.multimodal_inputs.__getitem__, rows))
+    some.reqs = [batch.reqs[row] for row in rows]
+    some.multimodal_inputs = [batch.multimodal_inputs[row] for row in rows]
     some.seq_lens = batch.seq_lens[on_device]
     some.orig_seq_lens = batch.orig_seq_lens[on_device]
     some.req_pool_indices = batch.req_pool_indices[on_device]

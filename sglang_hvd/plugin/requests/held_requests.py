@@ -13,10 +13,10 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag, auto
 from http import HTTPStatus
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +41,20 @@ if TYPE_CHECKING:
 
 Int64 = npt.NDArray[np.int64]
 
-_slot_of = attrgetter("kv.req_pool_idx")
+
+class Trait(IntFlag):
+    """What a step has to know of a request, one bit each.
+
+    SAMPLED: it does not decode greedily. OUTPUT: its verification needs its output. FIXED: it
+    verifies the drafts of some source whenever there are any.
+    """
+
+    SAMPLED = auto()
+    BIASED = auto()
+    PENALISED = auto()
+    OUTPUT = auto()
+    REPORTING = auto()
+    FIXED = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +70,7 @@ class HeldRequest:
     prompt_ids: recorded when the request ends; None if nothing of it is recorded.
     cycles: the reports of its cycles so far; None unless they are reported.
     earlier: its counts from before it was started again (HeldRequests._hold).
+    traits: set of Trait; follows from the rest.
     """
 
     key: int
@@ -70,17 +84,25 @@ class HeldRequest:
     prompt_ids: TokenIds | None
     cycles: list[dict[str, Any]] | None
     earlier: RequestStats
+    traits: int = field(init=False)
 
-    @property
-    def has_fixed_drafts(self) -> bool:
-        """Whether it verifies the drafts of some source whenever there are any."""
-        return self.limits is not None and bool(self.limits.sources)
+    def __post_init__(self) -> None:
+        kind, limits = self.kind, self.limits
+        has = {
+            Trait.SAMPLED: not kind.is_greedy,
+            Trait.BIASED: kind.has_logit_bias,
+            Trait.PENALISED: kind.penalties is not None,
+            Trait.OUTPUT: self.output_ids is not None,
+            Trait.REPORTING: self.cycles is not None,
+            Trait.FIXED: limits is not None and bool(limits.sources),
+        }
+        self.traits = sum(trait for trait, is_there in has.items() if is_there)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldBatch:
-    """The requests of consecutive steps, until the batch changes. What these steps need of each
-    request is worked out once. Row i belongs to request i.
+    """What consecutive steps of the same requests need of them, worked out once. Row i belongs to
+    request i. Nobody writes into the arrays, which a step may send without a copy.
 
     keys: the drafter's names for them.
     slots: int64[num_requests]; see slots_of.
@@ -89,7 +111,7 @@ class HeldBatch:
     penalised_rows: int64[num]; those with penalties.
     output_rows: int64[num]; those whose verification needs their output.
     reporting_rows: int64[num]; those whose cycles are reported.
-    may_run_ahead: none of them verifies a draft whatever it gains, or needs its output.
+    may_run_ahead: no request has fixed drafts or needs its output.
     """
 
     requests: Sequence[HeldRequest]
@@ -104,21 +126,21 @@ class HeldBatch:
 
     @classmethod
     def of(cls, requests: Sequence[HeldRequest], slots: Int64) -> HeldBatch:
-        def rows(has: Callable[[HeldRequest], bool]) -> Int64:
-            return np.flatnonzero([has(held) for held in requests])
+        traits = np.array([held.traits for held in requests], np.uint8)
 
-        output_rows = rows(lambda held: held.output_ids is not None)
-        are_fixed = any(held.has_fixed_drafts for held in requests)
+        def rows(trait: Trait) -> Int64:
+            return np.flatnonzero(traits & trait.value)
+
         return cls(
             requests,
-            [held.key for held in requests],
+            tuple([held.key for held in requests]),
             slots,
-            sampled_rows=rows(lambda held: not held.kind.is_greedy),
-            biased_rows=rows(lambda held: held.kind.has_logit_bias),
-            penalised_rows=rows(lambda held: held.kind.penalties is not None),
-            output_rows=output_rows,
-            reporting_rows=rows(lambda held: held.cycles is not None),
-            may_run_ahead=not are_fixed and not len(output_rows),
+            sampled_rows=rows(Trait.SAMPLED),
+            biased_rows=rows(Trait.BIASED),
+            penalised_rows=rows(Trait.PENALISED),
+            output_rows=rows(Trait.OUTPUT),
+            reporting_rows=rows(Trait.REPORTING),
+            may_run_ahead=not len(rows(Trait.FIXED | Trait.OUTPUT)),
         )
 
     def __len__(self) -> int:
@@ -204,7 +226,9 @@ class HeldRequests:
         """
         with self._clock.measure(Phase.COMMIT):
             self.drop_ended(reqs)
-            batch = self._last_of(reqs) or self._hold_all(reqs)
+            batch = self._last_of(reqs)
+            if batch is None:
+                batch = self._hold_all(reqs)
             if cached_lens is not None:
                 others = np.flatnonzero(self._drafter.lengths(batch.keys) != cached_lens + 1)
                 if len(others):
@@ -383,7 +407,7 @@ class HeldRequests:
 
 def slots_of(reqs: Sequence[Req]) -> Int64:
     """The rows of the requests in SGLang's table of tokens."""
-    return np.fromiter(map(_slot_of, reqs), np.int64, len(reqs))
+    return np.array([req.kv.req_pool_idx for req in reqs], np.int64)
 
 
 def _is_given_up(req: Req) -> bool:

@@ -267,8 +267,9 @@ class LaunchedSteps:
         sources = plan.drafts.sources
         for row in plan.held.reporting_rows:
             h = plan.held.requests[row]
-            if h.cycles is None or h not in self._held:
+            if h not in self._held:
                 continue
+            assert h.cycles is not None, "these rows report their cycles"
             cycle = cycle_of(
                 plan.drafts,
                 row,

@@ -1,4 +1,4 @@
-"""A decode step runs no Python code of this package for each of its requests.
+"""A decode step of the same requests as the last one runs no Python code of this package for each.
 
 The worker's own code runs, from the plan to what is kept for a later draft-extend. The models'
 forward passes and SGLang's calls are made up.
