@@ -162,7 +162,8 @@ def flags_of_program(line: str) -> set[str] | None:
 def metric_names() -> set[str]:
     tables = [value for value in vars(metrics).values() if isinstance(value, tuple)]
     rows = [row for table in tables for row in table if isinstance(row, metrics.Metric)]
-    return {f"{row.name}{'_total' if row.merged is None else ''}" for row in rows}
+    sums = {f"{row.name}_sum" for row in rows if row.buckets}  # Prometheus's name for them
+    return sums | {f"{row.name}{'_total' if row.merged is None else ''}" for row in rows}
 
 
 @cache

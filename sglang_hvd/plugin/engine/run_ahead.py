@@ -71,9 +71,9 @@ class RunAhead:
             return None  # the last step was the prefill of all of them: nothing to continue
         # A request's newest token is not cached. The token that is on its way is not counted yet.
         cached_lens = self._drafter.lengths(held.keys) - ~is_coming
-        # kv_committed_len lacks the last step if that is a verification, since SGLang has not read
-        # its result yet. The lengths must be right: the device lays out the step by them. A request
-        # with wrong ones is indexed again in HeldRequests.of_step.
+        # kv_committed_len lacks a last verification, whose result SGLang has not read yet. The
+        # device lays out the step by these lengths. A request with a wrong one is indexed again in
+        # HeldRequests.of_step.
         committed = np.fromiter(map(_committed_len_of, batch.reqs), np.int64, len(held))
         if (cached_lens != committed + (is_coming & (last.plan is not None))).any():
             return None

@@ -226,9 +226,9 @@ class HvdWorker(eagle_worker_v2.EAGLEWorkerV2):
         self._costs.begin_step(len(batch.reqs), is_ahead=ahead is not None)
         result = self._decode(batch, ahead, on_publish, grammar_barrier)
         self._costs.end_step()
-        if self.device == "cpu":  # elsewhere they are on their way, see LaunchedSteps.commit
+        if self.device == "cpu":  # elsewhere they are on their way, see LaunchedSteps
             self._clock.know_tokens()
-        # The step is launched: what nothing waits for is done while the device works.
+        # The step is launched: the rest is done while the device works.
         self._publish()
         self._served_cache.warm(is_idle=False)
         return result

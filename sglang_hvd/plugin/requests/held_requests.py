@@ -43,18 +43,19 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Trait(IntFlag):
-    """What a step has to know of a request, one bit each.
+    """What a step has to know of a request, one bit each of the eight that a batch has room for.
+    It stays as long as the request is held.
 
-    SAMPLED: it does not decode greedily. OUTPUT: its verification needs its output. FIXED: it
-    verifies the drafts of some source whenever there are any.
+    SAMPLED: it does not decode greedily. NEEDS_OUTPUT: its verification needs its output.
+    FIXED_SOURCES: it verifies the drafts of some source, whatever they gain.
     """
 
     SAMPLED = auto()
     BIASED = auto()
     PENALISED = auto()
-    OUTPUT = auto()
+    NEEDS_OUTPUT = auto()
     REPORTING = auto()
-    FIXED = auto()
+    FIXED_SOURCES = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +71,7 @@ class HeldRequest:
     prompt_ids: recorded when the request ends; None if nothing of it is recorded.
     cycles: the reports of its cycles so far; None unless they are reported.
     earlier: its counts from before it was started again (HeldRequests._hold).
-    traits: set of Trait; follows from the rest.
+    traits: bits of Trait, worked out once from the rest.
     """
 
     key: int
@@ -92,17 +93,17 @@ class HeldRequest:
             Trait.SAMPLED: not kind.is_greedy,
             Trait.BIASED: kind.has_logit_bias,
             Trait.PENALISED: kind.penalties is not None,
-            Trait.OUTPUT: self.output_ids is not None,
+            Trait.NEEDS_OUTPUT: self.output_ids is not None,
             Trait.REPORTING: self.cycles is not None,
-            Trait.FIXED: limits is not None and bool(limits.sources),
+            Trait.FIXED_SOURCES: limits is not None and bool(limits.sources),
         }
-        self.traits = sum(trait for trait, is_there in has.items() if is_there)
+        self.traits = sum(trait for trait, applies in has.items() if applies)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldBatch:
-    """What consecutive steps of the same requests need of them, worked out once. Row i belongs to
-    request i. Nobody writes into the arrays, which a step may send without a copy.
+    """What the steps of an unchanged batch need of its requests, worked out once. Row i belongs to
+    request i. Nobody writes into the arrays: a step may send them without a copy.
 
     keys: the drafter's names for them.
     slots: int64[num_requests]; see slots_of.
@@ -111,7 +112,7 @@ class HeldBatch:
     penalised_rows: int64[num]; those with penalties.
     output_rows: int64[num]; those whose verification needs their output.
     reporting_rows: int64[num]; those whose cycles are reported.
-    may_run_ahead: no request has fixed drafts or needs its output.
+    may_run_ahead: no request has fixed sources or needs its output.
     """
 
     requests: Sequence[HeldRequest]
@@ -138,9 +139,9 @@ class HeldBatch:
             sampled_rows=rows(Trait.SAMPLED),
             biased_rows=rows(Trait.BIASED),
             penalised_rows=rows(Trait.PENALISED),
-            output_rows=rows(Trait.OUTPUT),
+            output_rows=rows(Trait.NEEDS_OUTPUT),
             reporting_rows=rows(Trait.REPORTING),
-            may_run_ahead=not len(rows(Trait.FIXED | Trait.OUTPUT)),
+            may_run_ahead=not len(rows(Trait.FIXED_SOURCES | Trait.NEEDS_OUTPUT)),
         )
 
     def __len__(self) -> int:
@@ -172,9 +173,9 @@ class HeldRequests:
         self._dead: deque[int] = deque()  # keys whose request is gone
         self._next_key = 0
         self._num_reporting = 0
-        self.num_forgotten = 0  # requests so far
-        # The batch of the last step, by the ids of SGLang's objects, until one is forgotten or a
-        # prefill may have given a request that comes back from a retraction another slot.
+        self.num_forgotten = 0  # so far
+        # The last step's batch, by the ids of SGLang's objects. It is dropped when a request is
+        # forgotten, and by a prefill, which may give a retracted request another slot.
         self._last_batch: tuple[list[int], HeldBatch] | None = None
 
     def __len__(self) -> int:
@@ -386,7 +387,7 @@ class HeldRequests:
         )
         if req.output_ids:  # retracted before: it comes back as a prefill with its output
             output_ids = np.asarray(req.output_ids, dtype=np.int64)
-            # What was counted already is not counted again.
+            # These tokens are not counted twice.
             self._drafter.extend(key, self.as_sampled(output_ids), counts=before is None)
         self._held[key] = held
         self._num_reporting += cycles is not None

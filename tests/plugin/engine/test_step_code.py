@@ -1,7 +1,7 @@
-"""A decode step of the same requests as the last one runs no Python code of this package for each.
+"""A decode step of an unchanged batch runs no Python code of this package for each request.
 
-The worker's own code runs, from the plan to what is kept for a later draft-extend. The models'
-forward passes and SGLang's calls are made up.
+The real worker runs, from the plan to what is kept for a later draft-extend. The models' forward
+passes and SGLang's calls are made up.
 """
 
 from __future__ import annotations
