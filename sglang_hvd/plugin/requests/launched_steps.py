@@ -212,7 +212,8 @@ class LaunchedSteps:
                 self._commit_prefill(step, rows, token_ids)
 
     def _rows_held(self, step: LaunchedStep) -> list[int] | None:
-        """The rows of the requests that are still held; None: all rows of a verification."""
+        """The rows whose requests are still held. None stands for all: no request was forgotten
+        since the verification was launched."""
         if step.plan is not None and step.num_forgotten == self._held.num_forgotten:
             return None
         return [row for row, h in enumerate(step.held) if h is not None and h in self._held]
