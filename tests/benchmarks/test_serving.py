@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -79,9 +80,16 @@ class _Impatient(_Handler):
         self.has_closed.set()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client may drop its connection. A traceback would stand among what the program says.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextlib.contextmanager
 def serving(handler: type[_Handler]) -> Iterator[str]:
-    made = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    made = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=made.serve_forever)
     thread.start()
     try:
